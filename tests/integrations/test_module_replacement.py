@@ -19,7 +19,8 @@ from peft import LoraConfig
 from torch import Tensor, nn
 
 from sdort.errors import UsageError
-from sdort.integrations.torch_operators import fused_modules, module_replacement, replace
+from sdort.integrations.torch.graph_module import GraphModule
+from sdort.integrations.torch_operators import definitions, fused_modules, module_replacement, replace
 
 pytestmark = pytest.mark.usefixtures("operator_kernels")
 
@@ -212,6 +213,28 @@ def test_a_lora_learns_the_same(adapted_first: bool, told: list[str]) -> None:
         assert gradient.abs().max() > 0, name
         assert_near(actual[name], gradient)
     assert told == []
+
+
+@pytest.mark.parametrize("trained", ["weights", "input"])
+def test_torchs_own_operators_compute_where_a_gradient_is_wanted(
+    trained: str, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their backward is kernels: with the operators a training step takes longer."""
+    model = swapped(unet()).requires_grad_(trained == "weights")
+    monkeypatch.setattr(definitions, "serves", pytest.fail)
+    latent = noise(2, 4, 4, 4).requires_grad_(trained == "input")
+    assert model(latent, torch.tensor([5, 900]), noise(2, 7, 8)).sample.requires_grad
+    assert told == []
+
+
+def test_a_graph_stays_as_it_is() -> None:
+    """Its kernels are ONNX Runtime's and the library's already."""
+
+    class OfOnnx(GraphModule, nn.Module):  # type: ignore[misc]
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+
+    assert replace(OfOnnx()).kept == {"OfOnnx (it runs as an ONNX graph)": 1}
 
 
 def test_all_weights_learn_the_same() -> None:

@@ -20,6 +20,7 @@ from torch import nn
 
 from sdort.console import say
 from sdort.errors import UsageError
+from sdort.integrations.torch.graph_module import GraphModule
 from sdort.integrations.torch_operators import fused_modules as fused
 
 
@@ -68,7 +69,9 @@ def replace(module: nn.Module, *, attention: bool | None = None) -> Replacement:
     rules = _rules(_wants_attention(module) if attention is None else attention)
     for part in list(module.modules()):
         name, reason = type(part).__name__, None
-        if rule := rules.get(type(part)):
+        if isinstance(part, GraphModule):
+            reason = "it runs as an ONNX graph"
+        elif rule := rules.get(type(part)):
             reason = rule(part)
             replaced["GroupNorm" if rule is _last_normalization else name] += reason is None
         elif _RELATED.search(name) and type(part).__module__ != fused.__name__:
