@@ -1,8 +1,8 @@
 """Modules of torch and diffusers that compute by ``torch.ops.sdort``: subclasses without state of their own.
 
 An instance of the base class becomes one by its ``__class__``: parameters, buffers, hooks and names stay as they are,
-so state dicts, adapters and ``isinstance`` know no difference. Where a gradient is wanted torch's own operators run: their
-backward is kernels, not formulas, and a LoRA's training step was measured to be faster with them.
+so state dicts, adapters and ``isinstance`` know no difference. Where a gradient is wanted torch's own operators run:
+their backward is kernels, not formulas, and a LoRA's training step was measured to be faster with them.
 """
 
 from __future__ import annotations
