@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
 from sdort.machine.disk import PlannedWrite, WritePlan, plan_writes
-from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.check_tensors import tensor_nbytes, type_name
+from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import walk
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import COPIED_SUFFIXES
@@ -22,6 +24,8 @@ def plan_space(request: OptimizeRequest, chosen: Mapping[str, Path]) -> WritePla
     for name, path in chosen.items():
         file = read_component(path, name)
         weights, floats = sum(file.weight_bytes.values()), file.weight_bytes["float"]
+        phases = _phase_bytes(file)
+        weights, floats = weights + phases["float"] + phases["float16"], floats + phases["float"]
         size = weights - floats // 2 * request.fp16 + file.proto.ByteSize()
         note = "fp32 to fp16" if request.fp16 and floats else "as it is"
         writes.append(PlannedWrite(name, request.out, size, note))
@@ -35,6 +39,18 @@ def plan_space(request: OptimizeRequest, chosen: Mapping[str, Path]) -> WritePla
     if not request.fp16_auto:
         return plan_writes(writes, peak_memory=_PLAIN)
     return plan_writes(writes, scratch=max(0, scratch - done), peak_memory=_MEASURING + largest)
+
+
+def _phase_bytes(file: ComponentFile) -> Counter[str]:
+    """What 3x3 filters behind an upsampling grow by, dtype by dtype: as phases they are four of 2x2."""
+    graph = file.graph.graph
+    upsampled = {node.output[0] for node in graph.node if node.op_type in ("Resize", "Upsample")}
+    filters = {node.input[1] for node in graph.node if node.op_type == "Conv" and node.input[0] in upsampled}
+    grown: Counter[str] = Counter()
+    for tensor in graph.initializer:
+        if tensor.name in filters:
+            grown[type_name(tensor.data_type).lower()] += tensor_nbytes(tensor, file.component) * 7 // 9
+    return grown
 
 
 def _config_bytes(request: OptimizeRequest) -> int:

@@ -59,6 +59,7 @@ class Observer(TorchFunctionMode):  # type: ignore[misc]
             # Resnets share that of the time embedding, which is one node in a graph.
             self.counts["gelu"] += id(args[0]) not in self.activated
             self.activated.add(id(args[0]))
+            self.kept.append(args[0])  # a part of a tensor is no result that is kept above
         elif name == "sigmoid":
             self.counts["quick_gelu"] += 1
         elif name == "scaled_dot_product_attention":

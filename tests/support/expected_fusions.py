@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from support.models import Built
 
 from sdort.model.model import Model
@@ -50,3 +53,10 @@ def _check_sd15(target: str, model: Model, report: ComponentReport) -> None:
     assert counts["Shape"] <= 5
     assert "Unsqueeze" not in counts
     assert "Gather" not in counts
+
+
+def without_phases(operators: Mapping[str, int]) -> Counter[str]:
+    """The operators as if no upsampling had become phases, which needs sizes that are known to be twice as large."""
+    phases = operators.get("DepthToSpace", 0)
+    each = Counter({"Conv": 3, "Concat": 1, "Split": 1, "DepthToSpace": 1, "Resize": -1})
+    return +Counter({name: operators.get(name, 0) - phases * each[name] for name in {*operators, *each}})
