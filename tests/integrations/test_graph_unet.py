@@ -241,6 +241,12 @@ def fake(run: Callable[[torch.Tensor], torch.Tensor], sample: torch.Tensor) -> t
         pytest.param(lambda run, sample: make_fx(run)(sample), "cannot record", id="make_fx"),
         pytest.param(fake, "cannot record", id="fake tensors"),
         pytest.param(
+            torch.jit.trace,
+            "cannot record",
+            id="jit.trace",
+            marks=pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"),
+        ),
+        pytest.param(
             lambda run, sample: FakeTensorMode().from_tensor(sample),
             "'sample' is a tensor without memory",
             id="one fake tensor",
@@ -274,7 +280,7 @@ def test_what_looks_into_a_module_is_refused_and_leaves_nothing(
 def test_torch_export_is_refused(tiny: Tiny) -> None:
     unet = load_unet(tiny.onnx, provider="cpu")
     arguments = latents(), torch.tensor(5), prompts()
-    with pytest.raises(UsageError, match=r"torch\.export and torch\.fx cannot record"):
+    with pytest.raises(UsageError, match=r"torch\.export, torch\.fx and torch\.jit cannot record"):
         torch.export.export(unet, arguments, strict=False)
     assert_same(unet, tiny.pipeline.unet, *arguments)
 
@@ -303,6 +309,14 @@ def test_what_would_do_nothing_is_not_passed_over(
         call(module)
     module.disable_xformers_memory_efficient_attention()
     module.disable_npu_flash_attention()
+
+
+@pytest.mark.parametrize("load", [load_unet, load_vae])
+@pytest.mark.parametrize("name", ["from_config", "from_pretrained"])
+def test_the_class_makes_no_module(load: Callable[..., Any], name: str, tiny: Tiny) -> None:
+    module = load(tiny.onnx, provider="cpu")
+    with pytest.raises(UsageError, match=rf"{type(module).__name__} is not made by {name}.*\n.*load_unet, load_vae"):
+        getattr(type(module), name)(module.config)
 
 
 def test_a_static_graph_says_which_sizes_it_has(tiny: Tiny, tmp_path: Path) -> None:

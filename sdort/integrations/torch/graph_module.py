@@ -33,6 +33,21 @@ class StandIn(type):
         return hash(cls.stands_for)
 
 
+def _no_constructor(name: str) -> Any:
+    """A class method of diffusers' models that makes one without a folder of graphs."""
+
+    def method(cls: type, *_args: object, **_kwargs: object) -> NoReturn:
+        raise UsageError(
+            f"{cls.__name__} is not made by {name}: it runs as an ONNX graph",
+            hint="Load it from a pipeline's folder, by load_unet, load_vae, load_controlnet or load_text_encoder of "
+            "sdort.integrations.torch.",
+        )
+
+    method.__name__ = name
+    method.__doc__ = "Refused.\n\nRaises:\n    UsageError: always."
+    return classmethod(method)
+
+
 def _refused(name: str) -> Callable[..., None]:
     """A method of diffusers' models that finds nothing to work on in a graph, and would pass that over in silence."""
 
@@ -58,6 +73,8 @@ class GraphModule:
 
     sessions: dict[str, TensorSession]
 
+    from_config = _no_constructor("from_config")
+    from_pretrained = _no_constructor("from_pretrained")
     enable_gradient_checkpointing = _refused("enable_gradient_checkpointing")
     enable_group_offload = _refused("enable_group_offload")
     enable_layerwise_casting = _refused("enable_layerwise_casting")

@@ -96,7 +96,7 @@ class TensorSession:
         Raises:
             UsageError: an input is no dense tensor of real numbers; its sizes are not the graph's, or do not go with
                 those of the other inputs; the timesteps are neither one nor as many as the samples, or several where
-                the graph takes one; a gradient is asked for; torch.export, torch.fx or torch.func is at work.
+                the graph takes one; a gradient is asked for; torch.export, .fx, .func or .jit is at work.
             BadModelError: an input is missing.
             ProviderError: the provider failed, or ran out of memory.
         """
@@ -214,8 +214,10 @@ def _check_tensors(feeds: Tensors) -> None:
     Raises:
         UsageError: one is or does; or torch records what is computed.
     """
-    if any(torch._C._get_dispatch_mode(recorder) is not None for recorder in _RECORDERS):
-        raise UsageError("torch.export and torch.fx cannot record what an ONNX graph computes", hint=_TRANSFORM_HINT)
+    if torch.jit.is_tracing() or any(torch._C._get_dispatch_mode(recorder) is not None for recorder in _RECORDERS):
+        raise UsageError(
+            "torch.export, torch.fx and torch.jit cannot record what an ONNX graph computes", hint=_TRANSFORM_HINT
+        )
     for name, value in feeds.items():
         if not isinstance(value, torch.Tensor):
             raise UsageError(
