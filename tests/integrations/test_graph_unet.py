@@ -258,7 +258,7 @@ def fake(run: Callable[[torch.Tensor], torch.Tensor], sample: torch.Tensor) -> t
         pytest.param(dual, "'sample' wants a gradient", id="forward gradient"),
     ],
 )
-@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")  # torch's own, at its first transform
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # torch's own, at its first transform
 @pytest.mark.parametrize("warm", [False, True])
 def test_what_looks_into_a_module_is_refused_and_leaves_nothing(
     transform: Callable[..., Any], message: str, warm: bool, tiny: Tiny

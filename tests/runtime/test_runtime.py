@@ -362,8 +362,11 @@ def test_a_provider_whose_first_kernel_fails_does_not_work(
     assert (probe.why_not(provider, RuntimeOptions()) or "").startswith(failure)
 
 
-def test_a_missing_cudnn_is_named(runtime: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_cudnn_is_named(
+    runtime: Callable[..., FakeRuntime], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     runtime("cuda", "cpu", raises="cuDNN is unavailable for CUDA Execution Provider: dlopen failed")
+    monkeypatch.setattr(probe, "System", lambda: System(tmp_path, {}, tmp_path))
     monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: None)
     assert "libcudnn.so.9 (nvidia-cudnn-cu13)" in (probe.why_not(CUDA, RuntimeOptions()) or "")
 

@@ -36,7 +36,7 @@ class StandIn(type):
 def _no_constructor(name: str) -> Any:
     """A class method of diffusers' models that makes one without a folder of graphs."""
 
-    def method(cls: type, *_args: object, **_kwargs: object) -> NoReturn:
+    def method(cls: type[Any], /, *_args: object, **_kwargs: object) -> NoReturn:
         raise UsageError(
             f"{cls.__name__} is not made by {name}: it runs as an ONNX graph",
             hint="Load it from a pipeline's folder, by load_unet, load_vae, load_controlnet or load_text_encoder of "
