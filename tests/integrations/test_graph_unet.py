@@ -244,7 +244,7 @@ def fake(run: Callable[[torch.Tensor], torch.Tensor], sample: torch.Tensor) -> t
             torch.jit.trace,
             "cannot record",
             id="jit.trace",
-            marks=pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning"),
+            marks=pytest.mark.filterwarnings("ignore:`torch.jit.trace", "ignore::torch.jit.TracerWarning"),
         ),
         pytest.param(
             lambda run, sample: FakeTensorMode().from_tensor(sample),
