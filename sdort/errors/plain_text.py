@@ -26,6 +26,7 @@ _UNSAFE = re.compile(
     re.I,
 )
 _INSTALL = re.compile(r"\b(pip|pip3|conda|apt|apt-get|brew) install\b", re.I)
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _SENTENCE = re.compile(r"(?<=[.!?])[ \t]+(?=[A-Z`(\[])")
 
 
@@ -69,11 +70,11 @@ def without_unsafe_advice(text: str) -> str:
 
 
 def library_reason(error: BaseException) -> str:
-    """What a library's exception says happened: its first line, without advice to load unsafely or to install.
+    """What a library's exception says happened: its first line, without advice (unsafe, or to install) and colours.
 
     What to do is sdort's to say, in an error's hint.
     """
-    text = _without(_without(str(error), _UNSAFE), _INSTALL).strip()
+    text = _without(_without(_COLOUR.sub("", str(error)), _UNSAFE), _INSTALL).strip()
     return one_line(text.partition("\n")[0].strip()) or "no reason given"
 
 

@@ -55,6 +55,7 @@ TORCH = (
          "The repository a/b contains custom code."),
         ("Object arrays cannot be loaded when allow_pickle=False", "no reason given"),
         ("It needs `scipy`. You can install it with pip install scipy. It is small.", "It needs `scipy`. It is small."),
+        ("Failed. \x1b[96mThis is step 2/3\x1b[0m of it", "Failed. This is step 2/3 of it"),
         ("\x1b[2J no such file\nsecond line", "\\x1b[2J no such file"),
         ("", "no reason given"),
     ],
