@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sdort.benchmark.measure import Measurement
 
 
-class Engines(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+class Engines(click.ParamType[tuple[str, ...]]):
     """``onnxruntime,torch``."""
 
     name = "ENGINE,..."

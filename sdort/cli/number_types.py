@@ -47,7 +47,7 @@ def _convert(
     return limits.check(number)
 
 
-class NumberList(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+class NumberList(click.ParamType[tuple[int, ...]]):
     """``1,2,4``."""
 
     name = "N,N,..."
@@ -61,7 +61,7 @@ class NumberList(click.ParamType):  # type: ignore[type-arg]  # generic from cli
         return tuple(_convert(self, BATCH_SIZE, part, param, ctx) for part in parts)
 
 
-class SizeList(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+class SizeList(click.ParamType[tuple[tuple[int, int], ...]]):
     """``512x512,768x512``: height x width in pixels."""
 
     name = "HxW,..."
@@ -78,7 +78,7 @@ class SizeList(click.ParamType):  # type: ignore[type-arg]  # generic from click
         return tuple(dict.fromkeys((height, width) for height, width in sides))
 
 
-class Duration(click.ParamType):  # type: ignore[type-arg]  # generic from click 8.4 on
+class Duration(click.ParamType[float]):
     """``90s``, ``30m``, ``12h`` or ``30d``, in seconds."""
 
     name = "TIME"

@@ -243,7 +243,7 @@ def test_defaults_agree(name: str) -> None:
             default = parameters[option.name]
             if option.required:
                 assert default is inspect.Parameter.empty
-            elif isinstance(option.default, bool | int | float | str):
+            elif option.default is not False and isinstance(option.default, bool | int | float | str):
                 assert option.type_cast_value(click.Context(commands()[name]), option.default) == default, option.name
             else:
                 # A repeatable option of text says nothing with (), its parameter may with "".
