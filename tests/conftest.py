@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import itertools
+import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Iterator
@@ -75,6 +76,17 @@ def _a_home_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     touched = request.config.stash[_WATCH].touched
     found, touched[:] = list(touched), []
     assert not found, f"touched the user's home: {found}"
+
+
+@pytest.fixture(autouse=True)
+def _restore_environment(_a_home_of_its_own: None) -> Iterator[None]:
+    """What a test, or what it runs in this process, sets in the environment ends with it: TMPDIR, MIOpen's folders."""
+    pytests_own = "PYTEST_CURRENT_TEST"
+    before = {name: value for name, value in os.environ.items() if name != pytests_own}
+    yield
+    for name in os.environ.keys() - before.keys() - {pytests_own}:
+        del os.environ[name]
+    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

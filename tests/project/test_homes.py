@@ -46,6 +46,27 @@ def test_a_home_of_the_users_does_not_come_back(tmp_path: Path, monkeypatch: pyt
     assert Path.home() == tmp_path
 
 
+TWO_TESTS = """
+import os
+def test_one_that_sets():
+    os.environ["TMPDIR"] = "/of/one"
+    del os.environ["PATH"]
+def test_another():
+    assert "TMPDIR" not in os.environ and "PATH" in os.environ
+"""
+
+
+def test_what_a_test_sets_in_the_environment_ends_with_it(tmp_path: Path) -> None:
+    """Be it set by sdort, which gives the libraries a folder for their temporary files."""
+    (tmp_path / "test_two.py").write_text(TWO_TESTS)
+    options = ("-q", "-p", "no:cacheprovider", "--noconftest", "-p", "conftest", f"--rootdir={tmp_path}")
+    environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
+    environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
+    command = [sys.executable, "-m", "pytest", *options, str(tmp_path / "test_two.py")]
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_what_touches_a_home_is_seen(tmp_path: Path) -> None:
     watch = homes.Watch([tmp_path], [tmp_path / ".venv"])
     cache = tmp_path / ".cache" / "sdort"

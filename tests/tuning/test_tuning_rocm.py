@@ -20,7 +20,6 @@ from sdort.errors import ProviderError
 from sdort.ops.library import library_hash
 from sdort.tuning.bundle import RECORD, TUNABLE, Bundle, seal
 from sdort.tuning.store import Store
-from sdort.tuning.working_folder import MIOPEN_FOLDERS
 
 SCRIPT = """
 import json, os, sys, tempfile
@@ -79,8 +78,7 @@ Ask = Callable[..., dict[str, Any]]
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in (*MIOPEN_FOLDERS, "TMPDIR"):
-        monkeypatch.delenv(name, raising=False)
+    monkeypatch.delenv("TMPDIR", raising=False)
     return tmp_path / "cache"
 
 

@@ -41,7 +41,7 @@ from sdort.tuning.bundle import check_files
 from sdort.tuning.device import Machine
 from sdort.tuning.key import make_key
 from sdort.tuning.store import Store
-from sdort.tuning.working_folder import MIOPEN_FOLDERS, OPS_TABLE, OPS_TUNE, working_folder
+from sdort.tuning.working_folder import OPS_TABLE, OPS_TUNE, working_folder
 from sdort.warmup import command as warm
 from sdort.warmup import items as plan
 from sdort.warmup import warm_report
@@ -60,10 +60,7 @@ ITEM_NAMES = sorted({name for name, _ in ITEMS})
 
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache folder of the test's own, and an environment as it was."""
-    for name in (*MIOPEN_FOLDERS, OPS_TABLE, OPS_TUNE):
-        monkeypatch.setenv(name, "")
-        monkeypatch.delenv(name)
+    """A cache folder of the test's own."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     yield tmp_path / "cache"
     working_folder.cache_clear()
