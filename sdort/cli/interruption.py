@@ -106,6 +106,8 @@ def _raise(signum: int, frame: FrameType | None) -> None:
 
 def _is_whole(frame: FrameType | None) -> bool:
     """Whether ``frame`` is inside of something that is not to be broken off, or goes into or out of a ``with``."""
+    while frame is not None and frame.f_code.co_filename == _is_whole.__code__.co_filename:
+        frame = frame.f_back  # a signal while an earlier one is handled: its exception would go to where that one came
     if frame is not None and frame.f_code.co_filename == _HANDOVER:
         return True
     while frame is not None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import textwrap
 import time
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,6 +193,26 @@ def test_an_interrupt_while_an_error_is_printed_has_its_exit_code() -> None:
         """)
     process.send_signal(signal.SIGINT)
     assert finish(process) == (130, "Error: interrupted\n")
+
+
+def test_a_signal_in_the_handler_breaks_off_no_more_than_the_handler() -> None:
+    """The one before found a ``with`` that is being entered; what is raised in its handler would end up there."""
+
+    def called(*files: str) -> bool:
+        """What is said of a frame of the last file, which one of the file before has called."""
+        call: Callable[[], bool] = lambda: interruption._is_whole(sys._getframe(1))  # noqa: E731
+        for file in reversed(files):
+            scope: dict[str, Any] = {}
+            exec(compile("def through(call): return call()", file, "exec"), scope)
+            call = partial(scope["through"], call)
+        return call()
+
+    entering, handling = contextlib.__file__, interruption.__file__
+    assert called(entering)
+    assert called(entering, handling)
+    assert called(entering, handling, handling)
+    assert not called(entering, __file__)
+    assert not called(__file__, handling)
 
 
 def test_an_interrupt_in_a_destructor_is_raised_again() -> None:

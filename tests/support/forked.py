@@ -130,8 +130,9 @@ def _main(
         _before_changes(lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == dies_at else None)
     if recorded:
         _before_changes(lambda number: _record(folder, number))
-    from sdort.cli import cli
+    from sdort.cli import cli, interruption
 
+    interruption.install()  # as sdort's own main does; a strike by the clock takes SIGALRM from it
     began = time.process_time(), time.monotonic()
     if moment is not None:
         strike(moment, how, timer)
