@@ -10,7 +10,7 @@ import torch
 from accelerate import cpu_offload
 from accelerate.hooks import remove_hook_from_submodules
 from diffusers.models.attention import BasicTransformerBlock
-from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from diffusers.models.attention_processor import Attention, AttnProcessor, AttnProcessor2_0
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.normalization import AdaGroupNorm
 from diffusers.models.resnet import ResnetBlock2D
@@ -184,6 +184,81 @@ def test_weights_that_accelerate_offloads_are_used(order: str, told: list[str]) 
     assert told == []
 
 
+@pytest.mark.parametrize("order", ["replace change", "change replace"])
+@pytest.mark.parametrize("layer", ["ff.net.0.proj", "proj_out", "norm1", "norm3", "attn1.to_q", "ff.net.2"])
+def test_a_forward_of_somebodys_own_is_called(layer: str, order: str) -> None:
+    """As tools for LoRA put it in the place of a layer's; of all layers by that name."""
+
+    def change(model: nn.Module) -> None:
+        for name, part in model.named_modules():
+            if name.endswith(layer) and "attentions" in name:
+                part.forward = lambda *given, own=part.forward: doubled(own(*given))
+
+    def doubled(made: Any) -> Any:
+        return (2 * made[0], *made[1:]) if isinstance(made, tuple) else 2 * made
+
+    model, plain = unet().to(memory_format=torch.channels_last), unet()
+    changes: dict[str, Callable[[Any], Any]] = {"replace": replace, "change": change}
+    for each in order.split():
+        changes[each](model)
+    with torch.no_grad():
+        before = step(plain)
+        change(plain)
+        assert (step(plain) - before).abs().max() > 2.0**-10 * before.abs().max()
+        assert_near(step(model), step(plain))
+
+
+def test_a_forward_that_a_program_gives_torchs_class_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As web UIs do for their LoRA."""
+    linear = nn.Linear.forward
+    model, plain = swapped(unet()), unet()
+    monkeypatch.setattr(nn.Linear, "forward", lambda self, x: 2 * linear(self, x))
+    with torch.no_grad():
+        assert_near(step(model), step(plain))
+
+
+@pytest.mark.parametrize("order", ["replace store", "store replace"])
+def test_weights_may_be_stored_in_another_type(order: str) -> None:
+    """By diffusers' layerwise casting, hooks on the layers; others than those of accelerate."""
+
+    def store(model: UNet2DConditionModel) -> None:
+        model.enable_layerwise_casting(storage_dtype=torch.bfloat16, compute_dtype=torch.float32)
+
+    model, plain = unet().to(memory_format=torch.channels_last), unet()
+    store(plain)
+    changes: dict[str, Callable[[Any], Any]] = {"replace": replace, "store": store}
+    for each in order.split():
+        changes[each](model)
+    with torch.no_grad():
+        assert_near(step(model), step(plain))
+
+
+def test_a_hook_sees_what_a_normalization_alone_computes() -> None:
+    seen: list[Tensor] = []
+    block = ResnetBlock2D(in_channels=8, temb_channels=None, groups=2).eval().requires_grad_(False)
+    block.norm1.register_forward_hook(lambda *given: seen.append(given[-1]))
+    x = noise(1, 8, 4, 4).to(memory_format=torch.channels_last)
+    wanted = block(x, None)
+    assert replace(block).kept == {"ResnetBlock2D (its normalizations are others, or hooked)": 1}
+    assert_near(block(x, None), wanted)
+    assert_near(seen[1], seen[0])
+
+
+def test_attention_goes_back_to_diffusers_own() -> None:
+    model = unet()
+    replace(model, attention=True)
+    model.set_default_attn_processor()
+    assert {type(processor) for processor in model.attn_processors.values()} == {AttnProcessor}
+
+
+def test_one_embedding_is_for_all_samples() -> None:
+    block = ResnetBlock2D(in_channels=8, temb_channels=8, groups=2).eval().requires_grad_(False)
+    x, embedding = noise(2, 8, 4, 4).to(memory_format=torch.channels_last), noise(1, 8)
+    wanted = block(x, embedding)
+    replace(block)
+    assert_near(block(x, embedding), wanted)
+
+
 def test_a_swapped_model_changes_its_type() -> None:
     model = swapped(unet()).to(torch.float64).to(torch.float32)
     with torch.no_grad():
@@ -270,3 +345,15 @@ def test_a_block_compiles_to_one_graph() -> None:
     x, text = noise(1, 6, 16), noise(1, 3, 8)
     with torch.no_grad():
         assert torch.equal(compiled(x, encoder_hidden_states=text), block(x, encoder_hidden_states=text))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # Inductor's own
+@pytest.mark.long
+def test_inductor_compiles_it_for_sizes_that_change() -> None:
+    model = swapped(unet())
+    torch._dynamo.reset()
+    compiled = torch.compile(model, dynamic=True)
+    with torch.no_grad():
+        for side in (12, 20):
+            given = noise(2, 4, side, side), torch.tensor([5, 900]), noise(2, 7, 8)
+            assert_near(compiled(*given).sample, model(*given).sample)

@@ -205,6 +205,19 @@ def test_formulas_compute_it_too(name: str) -> None:
     assert_near(by_formula(call), call())
 
 
+@pytest.mark.parametrize("scale", [-0.5, 0.0])
+def test_formulas_mask_whatever_the_scale(scale: float) -> None:
+    query, key, value, *_ = calls(torch.float32)["attention"].arguments
+    call = Call("attention", (query, key, value, scale, True), lambda *_: [])
+    assert_near(by_formula(call), call())
+
+
+def test_formulas_normalize_one_element() -> None:
+    x, one = torch.randn(1, 8, 1, 1, generator=torch.Generator().manual_seed(0)), torch.ones(8)
+    call = Call("group_norm", (x, 8, one, one, 1.0), lambda *_: [])
+    assert_near(by_formula(call), call())
+
+
 def test_formulas_leave_results_where_kernels_do() -> None:
     """Which torch's own group norm does not in three dimensions."""
     x, *rest = calls(torch.float32)["group_norm"].arguments
@@ -406,6 +419,11 @@ def floats(*shape: int) -> Tensor:
             (floats(1, 1, 2, 3, 4), floats(1, 2, 3, 4), floats(1, 2, 3, 4)),
             "query must have four dimensions, it has the shape (1, 1, 2, 3, 4)",
         ),
+        (
+            "attention",
+            (floats(1, 2, 3, 4), floats(1, 2, 3, 4), floats(1, 2, 3, 4), float("nan")),
+            "scale must be a finite number, it is nan\n  Leave it out for 1 / sqrt(d).",
+        ),
     ],
     ids=lambda value: value if isinstance(value, str) and "(" not in value and " " not in value else "",
 )
@@ -449,6 +467,33 @@ def test_torch_checks_the_registration(name: str) -> None:
 def test_gradients_are_those_of_the_function(name: str) -> None:
     call = calls(torch.float32, width=8)[name]
     assert torch.autograd.gradcheck(getattr(torch.ops.sdort, call.operator), call.in_float64(), fast_mode=True)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")  # torch's own, when it first decomposes
+@each_call
+def test_torch_func_and_forward_mode_differentiate_the_function(name: str) -> None:
+    """In float32, in which kernels compute, as autograd does."""
+    call = calls(torch.float32, width=8)[name]
+    places = [index for index, x in enumerate(call.arguments) if isinstance(x, Tensor)]
+    primals = tuple(call.arguments[index] for index in places)
+    draw = torch.Generator().manual_seed(0)
+    tangents = tuple(torch.randn(x.shape, generator=draw) for x in primals)
+
+    def function(*tensors: Tensor) -> Tensor:
+        given = list(call.arguments)
+        for index, x in zip(places, tensors, strict=True):
+            given[index] = x
+        made = results(getattr(torch.ops.sdort, call.operator)(*given))
+        return sum(y.square().sum() for y in made)
+
+    _, slope = torch.func.jvp(function, primals, tangents)
+    gradients = torch.func.grad(function, tuple(range(len(primals))))(*primals)
+    leaves = [x.detach().clone(memory_format=torch.preserve_format).requires_grad_() for x in primals]
+    wanted = torch.autograd.grad(function(*leaves), leaves)
+    for gradient, expected in zip(gradients, wanted, strict=True):
+        torch.testing.assert_close(gradient, expected, rtol=2e-4, atol=2e-4 * float(expected.abs().max()))
+    along = sum((g * t).sum() for g, t in zip(wanted, tangents, strict=True))
+    torch.testing.assert_close(slope, along, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])

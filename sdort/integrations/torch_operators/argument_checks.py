@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from torch import Tensor
 
 from sdort.errors import UsageError
@@ -121,5 +123,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, ca
     if key.shape != (batches, heads, keys, size) or value.shape[:3] != (batches, heads, keys):
         shapes = ", ".join(f"{name} {_shape(x)}" for name, x in tensors)
         _fail(f"the shapes must be (N, h, S, d), (N, h, L, d) and (N, h, L, e), they are {shapes}")
+    if scale is not None and not math.isfinite(scale):
+        _fail(f"scale must be a finite number, it is {scale}", "Leave it out for 1 / sqrt(d).")
     if keys == 0 or size == 0:
         _fail(f"there must be a key, and heads of a size, key has the shape {_shape(key)}")

@@ -152,17 +152,22 @@ def _laid_out(computed: Tensor, wanted: Tensor) -> Tensor:
 class _Shortcut:
     """``register_autograd`` registers through this: an operator's kernel is called at once where no gradient is wanted.
 
-    The way through torch's autograd and its dispatcher takes the host as long as all the rest of the call.
+    The way through torch's autograd and its dispatcher takes the host as long as all the rest of the call. Forward mode
+    and torch.func, which know nothing of the operator's backward, differentiate its formula.
     """
 
-    def __init__(self, by_kernel: Callable[..., Result]) -> None:
-        self.by_kernel = by_kernel
+    def __init__(self, by_kernel: Callable[..., Result], by_formula: Callable[..., Result]) -> None:
+        self.by_kernel, self.by_formula = by_kernel, by_formula
 
     def impl(self, name: str, autograd: Callable[..., Result], key: str, *, with_keyset: bool) -> None:
         """As ``torch.library.Library.impl``."""
-        by_kernel, grad_enabled = self.by_kernel, torch.is_grad_enabled
+        by_kernel, by_formula = self.by_kernel, self.by_formula
+        grad_enabled, are_transformed = torch.is_grad_enabled, torch._C._are_functorch_transforms_active
+        in_forward_mode = formulas.in_forward_mode
 
         def kernel_or_autograd(keys: Any, *given: Any) -> Result:
+            if in_forward_mode() or are_transformed():
+                return by_formula(*given)
             if not grad_enabled() and _are_plain(keys.raw_repr()):
                 return by_kernel(*given)
             return autograd(keys, *given)
@@ -252,7 +257,7 @@ def _define(schema: str) -> None:
         _library.impl(name, function, key)
     torch.library.register_fake(f"sdort::{name}", lambda *given: outputs(None, *completed(given)), lib=_library)
     torch.library.register_autograd(
-        f"sdort::{name}", _BACKWARD[name], setup_context=setup_context, lib=_Shortcut(by_kernel)
+        f"sdort::{name}", _BACKWARD[name], setup_context=setup_context, lib=_Shortcut(by_kernel, by_formula)
     )
 
 

@@ -7,10 +7,18 @@ their order. Sums are of float32, or of float64 for float64 tensors, and are rou
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+
+def in_forward_mode() -> bool:
+    """Whether torch carries derivatives along: ``torch.func.jvp``, ``torch.autograd.forward_ad``."""
+    return bool(forward_ad._current_level >= 0)
 
 
 def _widened(x: Tensor) -> Tensor:
@@ -100,7 +108,9 @@ def group_norm(
 ) -> Tensor:
     """Normalized over the groups of channels (dimension 1) of x + shift, then SiLU."""
     total = shifted(x, shift)
-    y = F.group_norm(total, groups, weight.to(x.dtype), bias.to(x.dtype), eps)
+    if in_forward_mode():  # whose derivative, torch's own, views it as rows
+        total = total.contiguous()
+    y: Tensor = torch.group_norm(total, groups, weight.to(x.dtype), bias.to(x.dtype), eps)  # of one element too
     return F.silu(y) if silu else y
 
 
@@ -141,7 +151,10 @@ def row_shift_gradient(gradient: Tensor, shift: Tensor) -> Tensor:
 
 def attention(query: Tensor, key: Tensor, value: Tensor, scale: float | None, causal: bool) -> Tensor:
     """softmax(scale * query key^T) value."""
-    return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
+    if scale is not None and scale <= 0:  # with which torch makes weights of what is masked
+        query, scale = query * scale, 1.0
+    with sdpa_kernel(SDPBackend.MATH) if in_forward_mode() else nullcontext():  # no other has its derivative
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=scale)
 
 
 def attention_backward(

@@ -17,7 +17,9 @@ from diffusers.models.attention_processor import Attention, AttnProcessor2_0
 from diffusers.models.resnet import ResnetBlock2D
 from diffusers.models.transformers.transformer_2d import Transformer2DModel
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
+from sdort.integrations.torch.graph_module import StandIn
 from sdort.integrations.torch_operators import definitions as _definitions  # noqa: F401  (registers torch.ops.sdort)
 
 _ops = torch.ops.sdort
@@ -87,6 +89,7 @@ class FusedResnetBlock2D(ResnetBlock2D):  # type: ignore[misc]
         hidden = self.conv1(self.norm1(input_tensor))
         if self.time_emb_proj is not None:
             temb = self.time_emb_proj(temb if self.skip_time_act else self.nonlinearity(temb))
+            temb = temb.expand(hidden.shape[0], -1)  # one is for all samples
         elif self.time_embedding_norm != "default":  # of a VAE
             temb = None
         hidden = self.conv2(self.dropout(self.norm2(hidden, temb)))
@@ -105,17 +108,28 @@ class FusedGEGLU(GEGLU):  # type: ignore[misc]
         y: Tensor
         if _learns(hidden_states, *proj.parameters()):
             y = super().forward(hidden_states, *args, **kwargs)
-        elif type(proj) is nn.Linear and proj.bias is not None and not _is_hooked(proj):
+        elif type(proj) is nn.Linear and proj.bias is not None and not is_changed(proj):
             y = _ops.bias_split_gelu(F.linear(hidden_states, proj.weight), proj.bias)
-        else:  # with an adapter, or moved by hooks
+        else:  # with an adapter, moved by hooks, or of somebody's own
             hidden_states = proj(hidden_states)
             y = _ops.bias_split_gelu(hidden_states, hidden_states.new_zeros(hidden_states.shape[-1]))
         return y
 
 
-def _is_hooked(module: nn.Module) -> bool:
+def is_changed(module: nn.Module) -> bool:
+    """Whether calling a module of torch's does more than its class says: by hooks, or a ``forward`` in that one's place.
+
+    Offloading and tools for LoRA put one on the instance, web UIs on torch's class.
+    """
     hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
-    return any(hooks) or hasattr(module, "_hf_hook")
+    of_class = type(module).forward.__module__ == type(module).__module__
+    return any(hooks) or not of_class or is_wrapped(module) or bool(_has_any_global_hook())
+
+
+def is_wrapped(module: nn.Module, name: str = "forward") -> bool:
+    """Whether an instance has something else in the place of its class's ``forward``."""
+    own = vars(module).get(name)
+    return own is not None and getattr(own, "__func__", None) is not type(module).forward
 
 
 class FusedTransformerBlock(BasicTransformerBlock):  # type: ignore[misc]
@@ -162,19 +176,26 @@ class ChannelsLastTransformer2DModel(Transformer2DModel):  # type: ignore[misc]
     def _get_output_for_continuous_inputs(
         self, hidden_states: Tensor, residual: Tensor, batch_size: int, height: int, width: int, inner_dim: int
     ) -> Tensor:
+        proj = self.proj_out
         if self.use_linear_projection:
-            hidden_states = self.proj_out(hidden_states)
-        hidden_states = hidden_states.reshape(batch_size, height, width, -1).permute(0, 3, 1, 2)
-        if not self.use_linear_projection:
-            hidden_states = self.proj_out(hidden_states)
-        return hidden_states + residual
+            hidden_states = proj(hidden_states)
+        elif type(proj) is nn.Conv2d and not is_changed(proj):  # of 1x1: what a convolution of such a view is, Inductor
+            hidden_states = F.linear(hidden_states, proj.weight.flatten(1), proj.bias)  # fails at for sizes that change
+        else:
+            y: Tensor = super()._get_output_for_continuous_inputs(
+                hidden_states, residual, batch_size, height, width, inner_dim
+            )
+            return y
+        return hidden_states.reshape(batch_size, height, width, residual.shape[1]).permute(0, 3, 1, 2) + residual
 
 
-class OperatorAttnProcessor(AttnProcessor2_0):  # type: ignore[misc]
+class OperatorAttnProcessor(AttnProcessor2_0, metaclass=StandIn):  # type: ignore[misc]
     """``torch.ops.sdort.attention``.
 
     With a mask, or norms of heads or of another latent, diffusers' own.
     """
+
+    stands_for = AttnProcessor2_0
 
     def __call__(
         self,

@@ -72,7 +72,7 @@ def replace(module: nn.Module, *, attention: bool | None = None) -> Replacement:
         if isinstance(part, GraphModule):
             reason = "it runs as an ONNX graph"
         elif rule := rules.get(type(part)):
-            reason = rule(part)
+            reason = "its forward was replaced" if _is_wrapped(part) else rule(part)
             replaced["GroupNorm" if rule is _last_normalization else name] += reason is None
         elif _RELATED.search(name) and type(part).__module__ != fused.__name__:
             reason = "there is no operator for it"
@@ -118,6 +118,11 @@ def _become(part: nn.Module, kind: type[nn.Module]) -> str | None:
     return None
 
 
+def _is_wrapped(part: nn.Module) -> bool:
+    """Whether an instance has a ``forward`` that :func:`_become` does not change, as it does accelerate's."""
+    return fused.is_wrapped(part, "_old_forward" if "_old_forward" in vars(part) else "forward")
+
+
 def _unserved(norm: nn.GroupNorm | nn.LayerNorm) -> str | None:
     if norm.weight is None or (isinstance(norm, nn.GroupNorm) and norm.bias is None):
         return "it has no weights"
@@ -125,7 +130,12 @@ def _unserved(norm: nn.GroupNorm | nn.LayerNorm) -> str | None:
 
 
 def _are_plain(kind: type[nn.Module], *norms: Any) -> bool:
-    return all(type(norm) is kind and not _unserved(norm) for norm in norms)
+    """Whether normalizations may compute what is beside them too: hooks, and whoever wraps them, would see that."""
+    return all(
+        type(norm) is kind
+        and not (_unserved(norm) or _is_wrapped(norm) or norm._forward_hooks or norm._forward_pre_hooks)
+        for norm in norms
+    )
 
 
 def _resnet_block(block: ResnetBlock2D) -> str | None:
@@ -136,7 +146,7 @@ def _resnet_block(block: ResnetBlock2D) -> str | None:
     if not isinstance(block.nonlinearity, nn.SiLU):
         return f"its activation is {type(block.nonlinearity).__name__}"
     if not _are_plain(nn.GroupNorm, block.norm1, block.norm2):
-        return "its normalizations are others"
+        return "its normalizations are others, or hooked"
     for norm in (block.norm1, block.norm2):
         _become(norm, fused.FusedGroupNormSilu)
     return _become(block, fused.FusedResnetBlock2D)
@@ -147,7 +157,7 @@ def _transformer_block(block: BasicTransformerBlock) -> str | None:
     if block.norm_type != "layer_norm" or block.pos_embed is not None or block.attn2 is None:
         return "it has another form"
     if not _are_plain(nn.LayerNorm, *norms):
-        return "its normalizations are others"
+        return "its normalizations are others, or hooked"
     for norm in norms:
         _become(norm, fused.FusedSkipLayerNorm)
     return _become(block, fused.FusedTransformerBlock)
@@ -167,7 +177,7 @@ def _last_normalization(model: Any) -> str | None:
     if isinstance(model.conv_norm_out, fused.FusedGroupNormSilu):
         return ""
     if not _are_plain(nn.GroupNorm, model.conv_norm_out) or type(model.conv_act) is not nn.SiLU:
-        return "its last normalization or activation is another"
+        return "its last normalization or activation is another, or hooked"
     _become(model.conv_norm_out, fused.FusedGroupNormSilu)
     model.conv_act = nn.Identity()
     return None
