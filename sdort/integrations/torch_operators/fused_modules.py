@@ -117,7 +117,7 @@ class FusedGEGLU(GEGLU):  # type: ignore[misc]
 
 
 def is_changed(module: nn.Module) -> bool:
-    """Whether calling a module of torch's does more than its class says: by hooks, or a ``forward`` in that one's place.
+    """Whether calling a module of torch's does more than its class says: by hooks, or a ``forward`` in its place.
 
     Offloading and tools for LoRA put one on the instance, web UIs on torch's class.
     """
