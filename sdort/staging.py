@@ -104,10 +104,11 @@ def check_output(
 
 
 @contextmanager
-def staged_file(path: Path) -> Iterator[BinaryIO]:
+def staged_file(path: Path, *, overwrite: bool = True) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of ``path`` if the block succeeds and vanishes if it does not.
 
     Raises:
+        FileExistsError: ``overwrite`` is off, and ``path`` was there at the end.
         OSError: it cannot be written.
     """
     for leftover in _leftovers(path):
@@ -118,9 +119,25 @@ def staged_file(path: Path) -> Iterator[BinaryIO]:
         try:
             yield file
             file.flush()
-            os.replace(stage, path)  # while it is locked: nobody takes it for a leftover
+            # While it is locked: nobody takes it for a leftover.
+            if overwrite:
+                os.replace(stage, path)
+            else:
+                _name_new(stage, path)
         finally:
             stage.unlink(missing_ok=True)
+
+
+def _name_new(stage: Path, path: Path) -> None:
+    """Give a file another name, which no file has: not even one that came a moment ago."""
+    try:
+        os.link(stage, path)
+    except FileExistsError:
+        raise
+    except OSError:  # a file system without links
+        if os.path.lexists(path):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from None
+        os.replace(stage, path)
 
 
 def temporary_folder(name: str) -> AbstractContextManager[Path]:

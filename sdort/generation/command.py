@@ -123,31 +123,29 @@ class Pipeline:
             for job in jobs:
                 own, left = left[: job.images], left[job.images :]
                 with previewing(self._models, job.previews, own[0] if own else None, self._options):
-                    results.append(self._generate(job.requests, own, job.on_progress, written))
+                    results.append(self._generate(job, own, written))
         except BaseException:
             for path in written:
                 say(f"wrote {path}")
             raise
         return joined(results)
 
-    def _generate(
-        self, requests: list[Request], paths: list[Path], on_progress: OnProgress | None, written: list[Path]
-    ) -> Generation:
-        """The images of requests, whose files are ``paths``, if there are some; they are added to ``written``."""
-        models = self._models
+    def _generate(self, job: Job, paths: list[Path], written: list[Path]) -> Generation:
+        """The images of a job, whose files are ``paths``, if there are some; they are added to ``written``."""
+        models, requests = self._models, job.requests
         stages = checked_stages(models.folder, requests[0])  # refused before anything runs
         owners = [request for request in requests for _ in range(request.num_images)]
         images: list[Image] = []
         bad: list[tuple[Request, Generated]] = []
-        with _shown_progress(owners, stages, on_progress) as watch:
+        with _shown_progress(owners, stages, job.on_progress) as watch:
             # Each is written as soon as it is done: what ends the rest does not take it away.
             for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile)):
                 watch.image_done()
                 if image.problem is not None:
                     bad.append((owners[index], image))
                     continue
-                images.append(self._kept(owners[index], image, paths[index] if paths else None))
-                written += paths[index : index + 1]
+                images.append(self._kept(owners[index], image, paths[index] if paths else None, job.overwrite))
+                written += filter(None, [images[-1].path])
         keep_generated(models, requests)
         _refuse_bad(bad, len(requests))
         return Generation(
@@ -157,10 +155,10 @@ class Pipeline:
             peak_memory=PeakMemory(peak_resident(), self._device.bytes()),
         )
 
-    def _kept(self, request: Request, image: Generated, path: Path | None) -> Image:
+    def _kept(self, request: Request, image: Generated, path: Path | None, overwrite: bool) -> Image:
         record = replace(self._record(request), variation_seed=image.variation_seed)
         if path:
-            save_png(path, image.pixels, record, image.seed)
+            path = save_png(path, image.pixels, record, image.seed, overwrite=overwrite)
         seeds = image.seed, image.variation_seed
         return Image(path, *seeds, request.prompt, request.negative_prompt, image.pixels, record)
 

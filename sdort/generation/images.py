@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sdort.console import to_json
+from sdort.console import to_json, warn
 from sdort.errors import OutputError, UsageError
 from sdort.errors.plain_text import one_line
 from sdort.generation.prompt_syntax import WEIGHTINGS
@@ -18,7 +18,7 @@ from sdort.generation.record import GenerationRecord
 from sdort.machine.disk import existing
 from sdort.model.signature import Array
 from sdort.pipelines.sampler_names import a1111_sampler
-from sdort.staging import check_writable, staged_output
+from sdort.staging import check_writable, staged_file
 
 FLAT = 1.0
 """Standard deviation, of 255, below which every channel of an image shows nothing: overflow and dead weights end in one
@@ -210,10 +210,14 @@ def _free_paths(path: Path, count: int) -> list[Path]:
     return numbered(candidate, count)
 
 
-def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int) -> None:
+def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int, *, overwrite: bool = False) -> Path:
     """Write a PNG with its parameters inside: never a part of one. Its folder is made where it is missing.
 
     The text chunks are ``parameters`` (for people and other programs) and ``sdort`` (``record`` as JSON).
+
+    Returns:
+        ``path``; or :func:`free_path`, which is told, where another program has put a file there since it was planned,
+        and ``overwrite`` is off.
 
     Raises:
         OutputError: it cannot be written.
@@ -230,5 +234,16 @@ def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise OutputError(f"cannot make {path.parent}: {error.strerror or error}") from error
-    with staged_output(path) as file:
-        Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)
+    target = path
+    while True:
+        try:
+            with staged_file(target, overwrite=overwrite) as file:
+                Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)
+            break
+        except FileExistsError:
+            target = free_path(path)
+        except OSError as error:
+            raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
+    if target != path:
+        warn(f"another program has written {path} meanwhile: this image is {target}")
+    return target

@@ -39,8 +39,7 @@ class Image:
             OutputError: it cannot be written, or exists and ``overwrite`` is off.
         """
         [target] = output_paths(Path(path), self.seed, 1, overwrite)
-        save_png(target, self.pixels, self.record, self.seed)
-        return target
+        return save_png(target, self.pixels, self.record, self.seed, overwrite=overwrite)
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,10 @@ class Generation(GenerationRecord):
             OutputError: a file cannot be written, or exists and ``overwrite`` is off.
         """
         paths = output_paths(Path(output) if output else None, self.seed, len(self.images), overwrite)
-        for image, path in zip(self.images, paths, strict=True):
-            save_png(path, image.pixels, image.record, image.seed)
-        return paths
+        return [
+            save_png(path, image.pixels, image.record, image.seed, overwrite=overwrite)
+            for image, path in zip(self.images, paths, strict=True)
+        ]
 
 
 def joined(results: Sequence[Generation]) -> Generation:

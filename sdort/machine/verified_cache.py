@@ -12,6 +12,7 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,12 @@ class VerifiedCache:
             with staged_file(self.path(name, key)) as file:
                 file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
         except OSError as error:
-            warn(f"cannot keep {self.what} in {self.folder}: {error.strerror or error}")
+            _warn_once(f"cannot keep {self.what} in {self.folder}: {error.strerror or error}")
+
+
+@cache  # a command may keep many
+def _warn_once(message: str) -> None:
+    warn(message)
 
 
 def is_entry(path: Path) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -72,3 +75,23 @@ def test_an_image_of_one_colour_with_a_few_other_pixels_shows_nothing() -> None:
     assert "nearly the same value (200, 90, 10; standard deviation 0.8" in (images.constant_problem(pixels) or "")
     pixels[32, :8] += 30
     assert images.constant_problem(pixels) is None
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "no links"])
+def test_a_file_that_has_come_meanwhile_stays(
+    links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of two runs at once with one output: each looked before it drew."""
+    if not links:
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no links here")))
+    path, pixels = tmp_path / "a.png", np.zeros((2, 2, 3), np.uint8)
+    assert save_png(path, pixels, record(), 7) == path
+    theirs = path.read_bytes()
+    assert save_png(path, pixels, record(), 8) == tmp_path / "a-run2.png"
+    assert path.read_bytes() == theirs
+    said = " ".join(capsys.readouterr().err.split())
+    assert "another program has written" in said
+    assert said.endswith("a-run2.png")
+    assert save_png(path, pixels, record(), 8, overwrite=True) == path
+    assert path.read_bytes() == (tmp_path / "a-run2.png").read_bytes() != theirs
+    assert sorted(os.listdir(tmp_path)) == ["a-run2.png", "a.png"]

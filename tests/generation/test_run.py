@@ -360,7 +360,8 @@ def test_a_full_disk_leaves_no_part_of_an_image(tmp_path: Path, monkeypatch: pyt
     def fill(*_: Any, **__: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("os.replace", fill)
+    for name in ("os.link", "os.replace"):
+        monkeypatch.setattr(name, fill)
     empty: dict[str, Any] = dict.fromkeys((each.name for each in fields(GenerationRecord)), "")
     record = GenerationRecord(**{**empty, "versions": {"sdort": "0"}})
     with pytest.raises(OutputError, match="No space left"):

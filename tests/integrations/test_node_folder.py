@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
@@ -31,6 +33,7 @@ def test_nodes_come_and_go(comfyui: Path) -> None:
     assert folder.parent == comfyui / "custom_nodes"
     assert {path.name for path in folder.iterdir()} == {"__init__.py", "pyproject.toml"}
     (folder / "__pycache__").mkdir()  # ComfyUI has run
+    (folder / "__pycache__" / "__init__.cpython-312.pyc").touch()
     with pytest.raises(OutputError, match=r"exists already\n  After an update of sdort replace it with --overwrite"):
         write_comfyui_nodes(comfyui)
     assert write_comfyui_nodes(comfyui, overwrite=True) == NodeFolder(folder, True)
@@ -67,9 +70,21 @@ def test_comfyui_registers_the_nodes(comfyui: Path) -> None:
     assert {node["category"] for node in nodes.values()} == {"sdort"}
 
 
-@pytest.mark.parametrize(("name", "text"), [("notes.txt", ""), ("__init__.py", "NODE_CLASS_MAPPINGS = {}")])
-def test_what_sdort_did_not_write_stays(comfyui: Path, name: str, text: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("notes.txt", ""),
+        ("__init__.py", "NODE_CLASS_MAPPINGS = {}"),
+        ("pyproject.toml", '[project]\nname = "theirs"\n'),
+        ("__pycache__/theirs.cpython-312.pyc", ""),
+    ],
+)
+@pytest.mark.parametrize("alone", [False, True], ids=["beside sdort's", "alone"])
+def test_what_sdort_did_not_write_stays(comfyui: Path, name: str, text: str, alone: bool) -> None:
     folder = write_comfyui_nodes(comfyui).path
+    if alone:
+        shutil.rmtree(folder)
+    (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
     with pytest.raises(OutputError, match="sdort did not write"):
         write_comfyui_nodes(comfyui, overwrite=True)
@@ -78,14 +93,28 @@ def test_what_sdort_did_not_write_stays(comfyui: Path, name: str, text: str) -> 
     assert (folder / name).read_text() == text
 
 
-def test_a_linked_folder_is_not_removed(comfyui: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+@pytest.mark.parametrize("dangling", [False, True])
+def test_a_linked_folder_is_left_alone(comfyui: Path, tmp_path_factory: pytest.TempPathFactory, dangling: bool) -> None:
     folder = write_comfyui_nodes(comfyui).path
     place = tmp_path_factory.mktemp("elsewhere") / "nodes"
-    folder.rename(place)
+    if dangling:
+        shutil.rmtree(folder)
+    else:
+        folder.rename(place)
     folder.symlink_to(place)
-    with pytest.raises(OutputError, match="is a link"):
+    with pytest.raises(OutputError, match="is not removed: it is a link"):
         remove_comfyui_nodes(comfyui)
-    assert (place / "__init__.py").is_file()
+    with pytest.raises(OutputError, match="is not replaced: it is a link"):
+        write_comfyui_nodes(comfyui, overwrite=True)
+    assert place.exists() != dangling
+
+
+def test_a_place_that_may_not_be_looked_into_is_not_taken_for_empty(
+    comfyui: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Path, "lstat", Mock(side_effect=PermissionError(errno.EACCES, "Permission denied")))
+    with pytest.raises(OutputError, match=r"cannot look into .*custom_nodes: Permission denied"):
+        remove_comfyui_nodes(comfyui)
 
 
 def test_a_file_in_its_place_is_not_removed(comfyui: Path) -> None:
@@ -112,6 +141,7 @@ def test_nodes_that_cannot_go_stay_whole(comfyui: Path, monkeypatch: pytest.Monk
     ("place", "missing", "message"),
     [
         ("", "comfy/sd.py", "is not ComfyUI's folder: it has no comfy/sd.py"),
+        ("", "custom_nodes/other/__init__.py", "is not ComfyUI's folder: it has no custom_nodes"),
         ("custom_nodes", "", "is a part of ComfyUI"),
         ("nowhere", "", "nowhere does not exist"),
     ],
@@ -119,6 +149,10 @@ def test_nodes_that_cannot_go_stay_whole(comfyui: Path, monkeypatch: pytest.Monk
 def test_another_folder_is_refused(comfyui: Path, place: str, missing: str, message: str) -> None:
     if missing:
         (comfyui / missing).unlink()
+    if missing.startswith("custom_nodes"):
+        (comfyui / "custom_nodes" / "other").rmdir()
+        (comfyui / "custom_nodes").rmdir()
+        (comfyui / "custom_nodes").touch()
     with pytest.raises(UsageError, match=message):
         write_comfyui_nodes(comfyui / place)
 

@@ -41,7 +41,7 @@ PRELOADED = (
     "transformers.models.clip.modeling_clip",
 )
 
-CHANGES = {"open", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "ctypes.dlsym"}
+CHANGES = {"open", "os.link", "os.mkdir", "os.remove", "os.rename", "os.rmdir", "os.truncate", "ctypes.dlsym"}
 """Audit events just before the file system changes; ``renameat2`` is called through ctypes."""
 
 _context = multiprocessing.get_context("forkserver")

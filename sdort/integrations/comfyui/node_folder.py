@@ -5,7 +5,7 @@ It holds no code of its own: the nodes are sdort's, of the Python that runs Comf
 
 from __future__ import annotations
 
-import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from sdort.staging import scratch_folder, staged_directory
 NAME = "sdort-nodes"
 """The folder's name."""
 NODES = "custom_nodes"
-_OF_COMFYUI = ("main.py", "nodes.py", "comfy/sd.py", NODES)
-"""Files and folders by which ComfyUI's folder is known."""
+_OF_COMFYUI = ("main.py", "nodes.py", "comfy/sd.py")
+"""Files by which ComfyUI's folder is known."""
 
 _INIT = '''"""sdort's nodes for ComfyUI. Written by `sdort integrate comfyui`; the nodes are in the package sdort."""
 
@@ -48,10 +48,11 @@ PublisherId = "sdort"
 DisplayName = "sdort"
 """
 _FILES = {"__init__.py": _INIT, "pyproject.toml": _PYPROJECT}
-_MARK = "Written by `sdort integrate comfyui`"
-"""What stands in the ``__init__.py`` of every release."""
+_MARKS = {"__init__.py": b"Written by `sdort integrate comfyui`", "pyproject.toml": b'name = "sdort-nodes"'}
+"""What stands in the files of every release."""
 _MOST = 1 << 20
-"""Bytes of an ``__init__.py`` that is looked at."""
+"""Bytes of a file that is looked at."""
+_HINT = "Look what is in it, and remove it yourself."
 
 
 @document("integrate", 1)
@@ -80,8 +81,11 @@ def write_comfyui_nodes(path: str | Path, *, overwrite: bool = False) -> NodeFol
         OutputError: the folder exists and is not to be replaced, or cannot be written.
     """
     out = _place(Path(path))
-    if os.path.lexists(out) and not overwrite:
-        raise OutputError(f"{out} exists already", hint="After an update of sdort replace it with --overwrite.")
+    if _is_there(out):
+        if not overwrite:
+            raise OutputError(f"{out} exists already", hint="After an update of sdort replace it with --overwrite.")
+        if kept := _why_no_folder(out):
+            raise OutputError(f"{out} is not replaced: it {kept}", hint=_HINT)
     with staged_directory(out, overwrite, why_foreign=why_not_ours) as stage:
         for name, text in _FILES.items():
             (stage / name).write_bytes(text.encode())
@@ -96,16 +100,34 @@ def remove_comfyui_nodes(path: str | Path) -> NodeFolder:
         OutputError: something else is in the folder, or it cannot be removed.
     """
     folder = _place(Path(path))
-    if not os.path.lexists(folder):
+    if not _is_there(folder):
         raise UsageError(f"{folder} does not exist: there is nothing to remove")
-    if kept := _why_no_folder(folder) or why_not_ours(folder):
-        raise OutputError(f"{folder} is not removed: it {kept}", hint="Look what is in it, and remove it yourself.")
     try:
+        if kept := _why_no_folder(folder) or why_not_ours(folder):
+            raise OutputError(f"{folder} is not removed: it {kept}", hint=_HINT)
         with scratch_folder(folder.parent, f".{NAME}-removed-") as scratch:  # all of it goes or nothing
             folder.rename(scratch / NAME)
     except OSError as error:
-        raise OutputError(f"cannot remove {folder}: {error.strerror or error}") from error
+        raise OutputError(f"cannot remove {folder}: {error.strerror or error}", hint=_RIGHTS) from error
     return NodeFolder(folder, False)
+
+
+_RIGHTS = "Run it as the user who has installed ComfyUI."
+
+
+def _is_there(path: Path) -> bool:
+    """Whether there is something, which may be a link to nothing.
+
+    Raises:
+        OutputError: the folder around it may not be looked into.
+    """
+    try:
+        path.lstat()
+    except FileNotFoundError:
+        return False
+    except OSError as error:
+        raise OutputError(f"cannot look into {path.parent}: {error.strerror or error}", hint=_RIGHTS) from error
+    return True
 
 
 def _why_no_folder(path: Path) -> str | None:
@@ -116,13 +138,18 @@ def _why_no_folder(path: Path) -> str | None:
 
 def why_not_ours(folder: Path) -> str | None:
     """What in a folder is not of :func:`write_comfyui_nodes`, of any release; None if nothing is."""
-    others = sorted(path.name for path in folder.iterdir() if path.name not in (*_FILES, "__pycache__"))
-    if others:
-        return f"holds what sdort did not write ({some(others)})"
-    start = folder / "__init__.py"
-    if start.is_file() and _MARK.encode() not in read_input(start, limit=_MOST):
-        return "holds nodes that sdort did not write"
-    return None
+    others = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
+    return f"holds what sdort did not write ({some(others)})" if others else None
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a file is of :func:`write_comfyui_nodes`, or a folder what Python has compiled of that."""
+    if path.is_symlink():
+        return False
+    if path.name == "__pycache__" and path.is_dir():
+        return all(re.fullmatch(r"__init__\..*\.pyc", compiled.name) for compiled in path.iterdir())
+    mark = _MARKS.get(path.name)
+    return mark is not None and path.is_file() and mark in read_input(path, limit=_MOST)
 
 
 def _place(comfyui: Path) -> Path:
@@ -136,7 +163,8 @@ def _place(comfyui: Path) -> Path:
     hint = "Give the folder with ComfyUI's main.py; of the desktop and portable versions it is called ComfyUI."
     if not comfyui.exists():
         raise UsageError(f"{comfyui} does not exist", hint=hint)
-    missing = [name for name in _OF_COMFYUI if not (comfyui / name).exists()]
+    missing = [name for name in _OF_COMFYUI if not (comfyui / name).is_file()]
+    missing += [NODES] * (not (comfyui / NODES).is_dir())
     if missing:
         raise UsageError(f"{comfyui} is not ComfyUI's folder: it has no {' and no '.join(missing)}", hint=hint)
     return comfyui / NODES / NAME
