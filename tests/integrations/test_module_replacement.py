@@ -347,7 +347,7 @@ def test_a_block_compiles_to_one_graph() -> None:
         assert torch.equal(compiled(x, encoder_hidden_states=text), block(x, encoder_hidden_states=text))
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script")  # Inductor's own
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of what Inductor imports when it first compiles
 @pytest.mark.long
 def test_inductor_compiles_it_for_sizes_that_change() -> None:
     model = swapped(unet())
