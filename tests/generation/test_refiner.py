@@ -162,10 +162,11 @@ def test_the_refiner_alone_works_on_an_image(base: Exported, theirs: Any, refine
 
 
 def test_adapters_change_the_base_alone_and_that_is_told(
-    base: Exported, refiner: Path, loaded: sdort.Pipeline, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    base: Exported, refiner: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     lora = make_lora(base.checkpoint, tmp_path / "a.safetensors", 1)
-    result = loaded.generate("a red cat", steps=2, refiner=refiner, refiner_start=0.5, lora=[str(lora)], **SIZE)
+    alone = sdort.load(base.out, provider="cpu")  # weights that can change are in other kernels, which round otherwise
+    result = alone.generate("a red cat", steps=2, refiner=refiner, refiner_start=0.5, lora=[str(lora)], **SIZE)
     assert [one.name for one in result.lora] == ["a.safetensors"]
     assert "adapters change onnx alone, not its refiner" in " ".join(capsys.readouterr().err.split())
 
