@@ -174,8 +174,10 @@ def test_what_a_command_prints_fits(
     tuning_table().parent.mkdir(parents=True)
     tuning_table().write_text("gfx1100\tgroup_norm_silu f16 2x64x64x320 32\trows4 threads256\t123.4\n")
     comfyui = tmp_path / "comfyui"
-    for place in ("main.py", "nodes.py", "comfy/sd.py", "custom_nodes"):
+    for place in ("comfy", "custom_nodes"):
         (comfyui / place).mkdir(parents=True)
+    for place in ("main.py", "nodes.py", "comfy/sd.py"):
+        (comfyui / place).touch()
     places = folders | {"{out}": tmp_path / "out", "{comfyui}": comfyui}
     for key, path in places.items():
         words = words.replace(key, str(path))
