@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from sdort.generation.images import Generated
-from sdort.model.error_measure import measure_errors
 from sdort.model.signature import Array
 from sdort.providers.provider import Provider
 from sdort.verification.image_comparison import compare_image, summarize_images
+from sdort.verification.judgement import Judgement, judge_output
 from sdort.verification.limits import GPU_ALLOWANCE, LAST_ALLOWANCE, LAST_TIMESTEPS, TOLERANCES, Tolerance
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
@@ -81,32 +79,19 @@ def check_outputs(
         component: the component's name.
         precision: which tolerance holds.
     """
-    for name, value in outputs.items():
-        if not np.isfinite(value).all():
-            return Verdict(f"{name} has NaN or infinite values", "finite")
-        if value.size > 1 and value.min() == value.max():
-            return Verdict(f"{name} is constant", "not constant")
-    if reference is None:
-        return Verdict(None, NO_REFERENCE)
-    worst, mean = 0.0, 0.0
-    for name, value, expected in pair_outputs(outputs, reference):
-        if value.shape != expected.shape:
-            return Verdict(f"{name} has the shape {value.shape}, {against} {expected.shape}", against)
-        if not np.isfinite(expected).all():
-            return Verdict(f"{against} itself gives NaN or infinite values", against)
-        errors = measure_errors(value, expected)
-        worst, mean = max(worst, errors.largest_share), max(mean, errors.mean_share)
-    problem = _out_of_tolerance(worst, mean, against, precision.tolerance(component))
+    limit = precision.tolerance(component)
+    wanted = {name: expected for name, _, expected in pair_outputs(outputs, reference or {})}
+    judged = {name: judge_output(value, wanted.get(name), limit, against) for name, value in outputs.items()}
+    problem = next((_sentence(name, each, against) for name, each in judged.items() if each.problem), None)
+    errors = [each.errors for each in judged.values() if each.errors]
+    if not errors:
+        return Verdict(problem, NO_REFERENCE if reference is None else against)
+    worst, mean = (max(getattr(each, name) for each in errors) for name in ("largest_share", "mean_share"))
     return Verdict(problem, against, worst, mean)
 
 
-def _out_of_tolerance(worst: float, mean: float, against: str, limit: Tolerance) -> str | None:
-    if worst <= limit.largest and mean <= limit.mean:
-        return None
-    return (
-        f"differs from {against} by {worst:.1e} at most and {mean:.1e} in the mean of its standard deviation; "
-        f"{limit.largest:.1e} and {limit.mean:.1e} are allowed"
-    )
+def _sentence(name: str, judged: Judgement, against: str) -> str:
+    return f"differs from {against} by its {judged.problem}" if judged.errors else f"{name} {judged.problem}"
 
 
 def pair_outputs(outputs: Mapping[str, Array], reference: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:

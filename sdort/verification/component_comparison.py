@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from sdort.errors import SdortError
-from sdort.model.error_measure import Errors, measure_errors
-from sdort.model.signature import Array
+from sdort.model.error_measure import Errors
 from sdort.verification.checks import Precision, pair_outputs
+from sdort.verification.judgement import judge_output
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import Inputs
 from sdort.verification.runners import RunConfiguration, run_candidate, run_original, run_torch
@@ -97,25 +97,3 @@ def compare_component(
                     )
                 )
     return results, missing
-
-
-def judge_output(value: Array, reference: Array, limit: Tolerance) -> tuple[Errors | None, str | None]:
-    """The errors of one output, and what is wrong with it if it is not within its limit."""
-    if value.shape != reference.shape:
-        return None, f"has the shape {value.shape}, the reference {reference.shape}"
-    if not np.isfinite(reference).all():
-        return None, "the reference itself has NaN or infinite values"
-    if not np.isfinite(value).all():
-        return None, f"{100 * np.mean(~np.isfinite(value)):.0f} % of it is NaN or infinite"
-    errors = measure_errors(value, reference)
-    reasons = [
-        f"{name} {actual:.1e} of the standard deviation, {allowed:.1e} allowed"
-        for name, actual, allowed in (
-            ("largest error", errors.largest_share, limit.largest),
-            ("mean error", errors.mean_share, limit.mean),
-        )
-        if actual > allowed
-    ]
-    if errors.cosine < limit.cosine:
-        reasons.append(f"1 - cosine {1 - errors.cosine:.1e}, {1 - limit.cosine:.1e} allowed")
-    return errors, "; ".join(reasons) or None

@@ -511,7 +511,7 @@ def test_an_error_with_json_is_one_object_with_the_rows(copy: Path, sdort: Calla
     told = json.loads(result.stdout)
     assert (told["type"], told["exit_code"]) == ("ParityError", ParityError.exit_code)
     assert [(row["component"], row["status"]) for row in told["rows"]] == [
-        ("vae_decoder", "sample has NaN or infinite values"), ("text_encoder", "ok"),
+        ("vae_decoder", "sample has NaN or infinite values (100 % of it)"), ("text_encoder", "ok"),
     ]  # fmt: skip
     assert "vae_decoder, batch 1" in result.stderr
 

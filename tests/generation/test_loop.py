@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +23,7 @@ from sdort.generation.bound_unet import Batch
 from sdort.generation.device_loop import Loop, open_sum
 from sdort.generation.known_schedules import KnownSchedule
 from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.request import Request
+from sdort.generation.request import Request, scheduler_of
 from sdort.generation.schedule_part import WHOLE, Begin, Part
 from sdort.generation.step_conditions import StepConditions
 from sdort.machine.cache_folder import schedules_folder
@@ -123,6 +123,54 @@ def test_a_schedule_is_computed_once(known: KnownSchedule, monkeypatch: pytest.M
     path.write_text(json.dumps(json.loads(path.read_text()) | {"beta_end": 0.013}))
     with pytest.raises(ConnectionError):
         known.counts()
+
+
+OTHER_VALUES = {"scheduler": "heun", "timestep_spacing": "trailing", "eta": 0.3}
+"""For each field of a request that a scheduler reads a value that is not its default."""
+
+
+def test_every_option_that_a_scheduler_reads_is_in_the_key_of_its_schedule(known: KnownSchedule) -> None:
+    """Those of the dataclass, so that a new one is there or in BESIDE; and none of BESIDE is read."""
+    read: set[str] = set()
+
+    class Spy(Request):
+        def __getattribute__(self, name: str) -> Any:
+            read.add(name)
+            return super().__getattribute__(name)
+
+    names = {each.name for each in fields(Request)}
+    assert names == known_schedules.BESIDE | OTHER_VALUES.keys()
+    keys = [json.dumps(replace(known, request=Request("", **change))._key(WHOLE))  # type: ignore[arg-type]
+            for change in ({}, *({name: value} for name, value in OTHER_VALUES.items()))]  # fmt: skip
+    assert len(set(keys)) == len(keys)
+    request = Spy("", scheduler="ddim", eta=0.5)
+    read.clear()
+    scheduler_of(known.folder, request, 5)
+    assert OTHER_VALUES.keys() <= read
+    assert not read & known_schedules.BESIDE
+
+
+def test_a_new_option_of_a_scheduler_has_its_own_schedule(
+    known: KnownSchedule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An option that only the scheduler's construction knows of, in a subclass of the request."""
+
+    @dataclass(frozen=True)
+    class Extended(Request):
+        beta_end: float | None = None
+
+    def with_betas(folder: Any, request: Any, steps: int) -> Any:
+        made = scheduler_of(folder, request, steps)
+        made = type(made).from_config({**made.config, "beta_end": request.beta_end or made.config["beta_end"]})
+        made.set_timesteps(steps)
+        return made
+
+    monkeypatch.setattr(known_schedules, "scheduler_of", with_betas)
+    requests = [Extended("", steps=5, beta_end=end, seed=seed) for end, seed in ((None, 1), (0.03, 1), (None, 2))]
+    plain, other, again = (values(replace(known, request=each).recurrence(WHOLE)) for each in requests)
+    assert plain != other
+    assert plain == again
+    assert len(list(schedules_folder().glob("*.schedule"))) == 2
 
 
 @pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -10,8 +11,7 @@ import pytest
 from sdort.generation.images import Generated
 from sdort.model.signature import Array
 from sdort.verification.bisection.tensor_pairs import TensorPair, difference, in_layout_of
-from sdort.verification.checks import Precision, pair_outputs
-from sdort.verification.component_comparison import judge_output
+from sdort.verification.checks import Precision, check_outputs, pair_outputs
 from sdort.verification.image_comparison import (
     ImageComparison,
     compare_images,
@@ -20,6 +20,7 @@ from sdort.verification.image_comparison import (
     read_prompts,
     summarize_images,
 )
+from sdort.verification.judgement import judge_output
 from sdort.verification.limits import ENOUGH, OTHER, PSNR, TOLERANCES, Tolerance
 from sdort.verification.metrics import largest_pixel, ssim
 
@@ -88,9 +89,59 @@ def test_what_is_not_finite_or_of_another_shape_is_said() -> None:
     wanted = np.ones((2, 3))
     broken = wanted.copy()
     broken[0] = np.nan
-    assert judge_output(broken, wanted, LIMIT) == (None, "50 % of it is NaN or infinite")
-    assert judge_output(wanted, broken, LIMIT) == (None, "the reference itself has NaN or infinite values")
+    assert judge_output(broken, wanted, LIMIT) == (None, "has NaN or infinite values (50 % of it)")
+    assert judge_output(wanted, broken, LIMIT) == (
+        None,
+        "cannot be compared: the reference itself gives NaN or infinite values",
+    )
     assert judge_output(wanted[:1], wanted, LIMIT)[1] == "has the shape (1, 3), the reference (2, 3)"
+
+
+def _edge_cases() -> Iterator[tuple[str, Array, Array]]:
+    """Outputs at both sides of every limit, of every precision and component, and constant ones."""
+    rng = np.random.default_rng(0)
+    reference = rng.standard_normal(4000)
+    reference = (reference - reference.mean()) / reference.std()
+    signs = np.sign(rng.standard_normal(4000))
+    for factor in (0.5, 0.999, 1.001, 2.0):
+        for share in (0.001, 0.05, 0.0985, 0.3, 1.0):
+            few = rng.permutation(4000) < share * 4000
+            yield f"{factor} of the limits in {share}", factor * signs * few, reference
+    constant = np.full(4000, 3.0)
+    yield "constant", 0 * constant, constant
+    yield "constant where the reference is not", 3.0 - reference, reference
+    yield "nearly constant", np.where(np.arange(4000), 0.0, 1e-9), constant
+
+
+@pytest.mark.parametrize(("dtype", "component"), TOLERANCES)
+def test_bench_and_verify_give_one_verdict(dtype: str, component: str) -> None:
+    """bench judges all outputs of a component (check_outputs), verify one by one (judge_output)."""
+    precision, found = Precision(dtype), set()
+    limit = precision.tolerance(component)
+    for name, error, reference in _edge_cases():
+        for allowed in (limit.largest, limit.mean):
+            output = reference + (error if "constant" in name else allowed * error)
+            bench = check_outputs({"y": output}, {"y": reference}, "it", component, precision).problem is None
+            assert bench is (judge_output(output, reference, limit).problem is None), name
+            found.add(bench)
+    assert found == {True, False}
+
+
+def test_an_output_may_be_constant_only_where_its_reference_is() -> None:
+    varied, constant = np.arange(4.0), np.full(4, 3.0)
+    assert judge_output(constant, constant, LIMIT).problem is None
+    assert judge_output(constant, None, LIMIT).problem == judge_output(constant, varied, LIMIT).problem == "is constant"
+    assert judge_output(varied, None, LIMIT) == (None, None)
+
+
+def test_bench_looks_at_the_angle_too() -> None:
+    """Errors within the largest and the mean that turn the output further than rounding does."""
+    limit = Precision("float32").tolerance("unet")
+    reference = np.tile([-1.0, 1.0], 2000)
+    output = reference + np.where(np.arange(4000) % 20 < 2, 0.99 * limit.largest, 0.0)
+    problem = check_outputs({"y": output}, {"y": reference}, "it", "unet", Precision("float32")).problem
+    assert problem is not None
+    assert problem.startswith("differs from it by its 1 - cosine")
 
 
 def test_outputs_are_paired_by_name_else_by_order() -> None:
