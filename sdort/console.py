@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import timedelta
 from enum import Enum
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -109,6 +110,12 @@ def warn(message: str) -> None:
     else:
         # Only the word has a colour, and one that can be read on black and on white: yellow cannot.
         _print(f"warning: {message}", "warning:", "bold magenta")
+
+
+@cache
+def warn_once(message: str) -> None:
+    """:func:`warn`, once a process for what many steps of a command run into."""
+    warn(message)
 
 
 def print_error(message: str) -> None:

@@ -57,7 +57,7 @@ def traces() -> Iterator[CacheEntry]:
     """
     yield from _verified(TRACES, traces_folder(), r"\w+-[0-9a-f]{32}\.(trace|defaults|sources)")
     for path in _children(traces_folder()):
-        if re.fullmatch(r"(AutoencoderKL|CLIP\w+|UNet\w+)-\d[\w.+]*\.json", path.name) and path.is_file():
+        if re.fullmatch(r"(AutoencoderKL|CLIP\w+|UNet\w+)-\d[\w.+]*\.json", path.name) and os.path.isfile(path):
             yield _entry(TRACES, path, outdated=True)
 
 
@@ -74,9 +74,9 @@ def checked() -> Iterator[CacheEntry]:
 def _verified(kind: str, folder: Path, names: str) -> Iterator[CacheEntry]:
     """The entries of a folder of verified caches, by the pattern of their names, and what killed commands left."""
     for path in _children(folder):
-        if re.fullmatch(names, path.name) and path.is_file():
+        if re.fullmatch(names, path.name) and os.path.isfile(path):
             yield _entry(kind, path, outdated=not is_entry(path))
-        elif re.fullmatch(r"\..+\.sdort-new-[0-9a-f]{8}", path.name) and path.is_file():
+        elif re.fullmatch(r"\..+\.sdort-new-[0-9a-f]{8}", path.name) and os.path.isfile(path):
             yield _entry(kind, path, in_use=not is_abandoned(path))
 
 
@@ -86,7 +86,7 @@ def models() -> Iterator[CacheEntry]:
     A session has read its weights or maps them: a folder that goes stays on the disk until that is closed.
     """
     for path in _children(models_folder()):
-        if re.fullmatch(rf"({re.escape(_REMOVED)})?model-[0-9a-f]{{32}}", path.name) and path.is_dir():
+        if re.fullmatch(rf"({re.escape(_REMOVED)})?model-[0-9a-f]{{32}}", path.name) and os.path.isdir(path):
             yield _entry(MODELS, path)
         elif re.fullmatch(r"\.model-[0-9a-f]{32}\.sdort-new-[0-9a-f]{8}|\.making-[0-9a-f]{16}", path.name):
             yield _entry(MODELS, path, in_use=not is_abandoned(path))
@@ -102,7 +102,7 @@ def tuning() -> Iterator[CacheEntry]:
         with suppress(BundleError):
             entry = CacheEntry(TUNING, name, entry.path, entry.bytes, round(age(store.read(name))))
         yield entry
-    if tuning_table().is_file():
+    if os.path.isfile(tuning_table()):
         yield _entry(TUNING, tuning_table())
 
 
@@ -110,7 +110,7 @@ def ops() -> Iterator[CacheEntry]:
     """Libraries of custom operators, one for each state of their sources: the folders with a record of a build."""
     for path in _children(libraries_folder()):
         is_named = re.fullmatch(rf"({re.escape(_REMOVED)})?[0-9a-f]{{16}}", path.name)
-        if is_named and path.is_dir() and (is_named[1] or (path / RECORD).is_file()):
+        if is_named and os.path.isdir(path) and (is_named[1] or os.path.isfile(path / RECORD)):
             yield _entry(OPS, path, in_use=not is_abandoned(path))
 
 
@@ -119,7 +119,7 @@ def temporary() -> Iterator[CacheEntry]:
     for path in _children(Path(tempfile.gettempdir())):
         is_ours = path.name.removeprefix(_REMOVED).startswith(TEMPORARY_PREFIX)
         with suppress(OSError):
-            if is_ours and path.is_dir() and path.stat().st_uid == os.getuid():
+            if is_ours and os.path.isdir(path) and path.stat().st_uid == os.getuid():
                 yield _entry(TEMPORARY, path, in_use=not is_abandoned(path))
 
 
@@ -144,7 +144,7 @@ def remove(entry: CacheEntry) -> None:
     try:
         if entry.kind == TUNING and entry.path != tuning_table():
             Store().remove(entry.name)
-        elif entry.path.is_dir():
+        elif os.path.isdir(entry.path):
             with abandoned(entry.path) as free:
                 if free:  # a command may have begun to use it since it was listed
                     gone = entry.path.with_name(f"{_REMOVED}{entry.path.name.removeprefix(_REMOVED)}")
@@ -168,9 +168,9 @@ def _entry(kind: str, path: Path, *, in_use: bool = False, outdated: bool = Fals
 def folder_bytes(path: Path) -> int:
     """Bytes of a file, or of all files below a folder; links are not followed."""
     total = 0
-    for file in path.rglob("*") if path.is_dir() else [path]:
+    for file in path.rglob("*") if os.path.isdir(path) else [path]:
         with suppress(OSError):
-            total += file.stat().st_size if file.is_file() and not file.is_symlink() else 0
+            total += file.stat().st_size if os.path.isfile(file) and not file.is_symlink() else 0
     return total
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
 from sdort.doctor.software import installed_software
 from sdort.errors import SdortError
@@ -33,7 +35,7 @@ def diagnose(*, provider: str | None = None, device_id: int = 0) -> Diagnosis:
     library = built_library()
     description: Description | SdortError | None
     try:
-        description = describe_library(library) if library.is_file() else None
+        description = describe_library(library) if os.path.isfile(library) else None
     except SdortError as error:  # built for another machine, damaged, or somebody else's
         description = error
     return diagnosis_of(System(), installed_software(device_id), provider, library, description)

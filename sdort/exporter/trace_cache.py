@@ -8,6 +8,7 @@ compiled, or 50 MB of sources, and nobody edits them in place.
 from __future__ import annotations
 
 import json
+import os
 import platform
 import re
 from collections.abc import Callable, Collection, Mapping
@@ -100,7 +101,7 @@ class TraceCache:
 
     def has(self, component: ComponentSpec, opset: int) -> bool:
         """Whether there is a stored template, whole or not."""
-        return self._traces.path(component.name, self._key(component, opset)).is_file()
+        return os.path.isfile(self._traces.path(component.name, self._key(component, opset)))
 
     def store(self, component: ComponentSpec, opset: int, template: Template) -> None:
         """Keep a template; a folder that cannot be written costs a warning, not the export."""
@@ -112,14 +113,13 @@ class TraceCache:
         library = LIBRARIES[class_name]
         sources = {name: self.sources[name].digest for name in (library, "sdort")}
         key = {"format": FORMAT, "class": class_name, "python": platform.python_version_tuple()[:2], "sources": sources}
-        content = self._defaults.load(class_name, key)
-        known = _read_defaults(content) if content is not None else None
-        if known is None:
+        known: Any = self._defaults.load_json(class_name, key)
+        if not isinstance(known, dict) or not known:
             detail(f"reading the defaults of {class_name} from {library}")
             known = compute(class_name)
             if self._is_current((library, "sdort")):
                 self._defaults.store(class_name, key, json.dumps(known).encode())
-        return known
+        return dict(known)
 
     def _key(self, component: ComponentSpec, opset: int) -> dict[str, Any]:
         return trace_key(component, opset, {name: sources.digest for name, sources in self.sources.items()})
@@ -131,14 +131,3 @@ class TraceCache:
         if changed:
             warn(f"the sources of {', '.join(changed)} changed while this process ran: its traces are not kept")
         return not changed
-
-
-def _read_defaults(content: bytes) -> dict[str, Any] | None:
-    try:
-        known = json.loads(content)
-    except (ValueError, RecursionError):
-        known = None
-    if isinstance(known, dict) and known:
-        return known
-    warn("the defaults of a class are damaged; they are made anew")
-    return None

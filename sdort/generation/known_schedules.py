@@ -22,6 +22,7 @@ from sdort.generation.recurrence import MAX_STEPS, Recurrence, find_recurrence
 from sdort.generation.request import Request, scheduler_of
 from sdort.generation.schedule_part import Part
 from sdort.machine.cache_folder import schedules_folder
+from sdort.machine.json_text import parse_json
 from sdort.machine.package_sources import PackageSources, package_folder, process_start_ns, read_sources
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.machine.version import __version__
@@ -76,8 +77,7 @@ class KnownSchedule:
         Raises:
             BadModelError, UsageError: as :func:`scheduler_of`.
         """
-        content = self._load(None)
-        known = None if content is None else _counts(content)
+        known = _counts(_cache().load_json("schedule", self._key(None)))
         if known is None:
             scheduler = self.scheduler()
             known = ScheduleCounts(len(scheduler.timesteps), int(getattr(scheduler, "order", 1)))
@@ -86,7 +86,7 @@ class KnownSchedule:
 
     def recurrence(self, part: Part) -> Recurrence | None:
         """As :func:`find_recurrence`."""
-        content = self._load(part)
+        content = _cache().load("schedule", self._key(part))
         known = None if content is None else _unpack(content)
         if known is None:
             known = find_recurrence(self.scheduler, part)
@@ -103,9 +103,6 @@ class KnownSchedule:
         """All that a scheduler may read of the request."""
         values = {each.name: getattr(self.request, each.name) for each in fields(self.request)}
         return {name: value for name, value in values.items() if name not in BESIDE}
-
-    def _load(self, part: Part | None) -> bytes | None:
-        return _cache().load("schedule", self._key(part))
 
     def _store(self, part: Part | None, content: bytes) -> None:
         latest = process_start_ns() + 1_000_000_000
@@ -141,14 +138,13 @@ def _sources() -> dict[str, PackageSources]:
     return {name: read_sources(package_folder(name), memo, only) for name, only in _SOURCES.items()}
 
 
-def _counts(content: bytes) -> ScheduleCounts | None:
-    """Stored counts; None where a stranger wrote something else."""
-    try:
-        calls, order = json.loads(content)
-        assert all(type(count) is int and 0 < count <= 2 * MAX_STEPS for count in (calls, order))
-    except (ValueError, TypeError, RecursionError, AssertionError):
+def _counts(known: Any) -> ScheduleCounts | None:
+    """Stored counts; None where there are none, or a stranger wrote something else."""
+    if not isinstance(known, list) or len(known) != 2:
         return None
-    return ScheduleCounts(calls, order)
+    if not all(type(count) is int and 0 < count <= 2 * MAX_STEPS for count in known):
+        return None
+    return ScheduleCounts(*known)
 
 
 def _pack(recurrence: Recurrence) -> bytes:
@@ -163,12 +159,12 @@ def _unpack(content: bytes) -> Recurrence | None:
     """A stored recurrence; None where a stranger wrote something else."""
     line, _, values = content.partition(b"\n")
     try:
-        takes_image, times, shapes = json.loads(line)
+        takes_image, times, shapes = parse_json(line)
         arrays = list(_arrays(values, times, shapes))
         steps, rows = arrays[1].shape
         expected = [(steps,), (steps, rows), (rows,), (steps + 1, 2)][: len(arrays)]
         sound = [array.shape for array in arrays] == expected and rows > steps > 0 and type(takes_image) is bool
-    except (ValueError, TypeError, LookupError, RecursionError):
+    except (ValueError, TypeError, LookupError, ArithmeticError):
         return None
     if not sound or len(arrays) < 3 or not all(np.isfinite(array).all() for array in arrays):
         return None

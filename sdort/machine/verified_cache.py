@@ -12,13 +12,13 @@ import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
-from sdort.console import warn
+from sdort.console import warn, warn_once
 from sdort.errors import BadModelError
 from sdort.machine.input_file import open_input, read_input
+from sdort.machine.json_text import parse_json
 from sdort.staging import staged_file
 from sdort.tables import size_text
 
@@ -76,6 +76,17 @@ class VerifiedCache:
             return None
         return content
 
+    def load_json(self, name: str, key: Mapping[str, Any]) -> Any:
+        """The content of :meth:`load` as a value of JSON, which a stranger may have made; None where it is none."""
+        content = self.load(name, key)
+        if content is None:
+            return None
+        try:
+            return parse_json(content, infinity=True)
+        except ValueError as error:
+            warn(f"{self.what} {self.path(name, key)} {error}; it is made anew")
+            return None
+
     def store(self, name: str, key: Mapping[str, Any], content: bytes) -> None:
         """Keep the content of a key; a folder that cannot be written costs a warning, not the work."""
         if not self.keeps:
@@ -89,12 +100,7 @@ class VerifiedCache:
             with staged_file(self.path(name, key)) as file:
                 file.write(hashlib.sha256(rest).hexdigest().encode() + b"\n" + rest)
         except OSError as error:
-            _warn_once(f"cannot keep {self.what} in {self.folder}: {error.strerror or error}")
-
-
-@cache  # a command may keep many
-def _warn_once(message: str) -> None:
-    warn(message)
+            warn_once(f"cannot keep {self.what} in {self.folder}: {error.strerror or error}")
 
 
 def is_entry(path: Path) -> bool:
@@ -103,7 +109,10 @@ def is_entry(path: Path) -> bool:
 
 
 def key_of(path: Path) -> dict[str, Any] | None:
-    """The key that a file holds and is named by; None where it is no such entry."""
+    """The key that a file holds and is named by; None where it is no such entry.
+
+    Whoever can write the folder can name a file by what is no key, so it is parsed as a stranger's.
+    """
     try:
         with open_input(path, links=False) as file:
             _, _, rest = file.read(_MAX_KEY).partition(b"\n")
@@ -112,8 +121,11 @@ def key_of(path: Path) -> dict[str, Any] | None:
     known, end, _ = rest.partition(b"\n")
     if not path.stem.endswith(f"-{_name_of(known + end)}"):
         return None
-    key: dict[str, Any] = json.loads(known)  # its hash is in the name: it was written by _line
-    return key
+    try:
+        key = parse_json(known)
+    except ValueError:
+        return None
+    return key if isinstance(key, dict) else None
 
 
 def _name_of(line: bytes) -> str:

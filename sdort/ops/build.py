@@ -126,7 +126,7 @@ def _current_hash() -> str:
 def last_build() -> Build | None:
     """The build of these sources in the cache; None if there is none, or it is not what was built."""
     path = built_library()
-    if not path.is_file():
+    if not os.path.isfile(path):
         return None
     try:
         stored = json.loads(read_input(path.with_name(RECORD), limit=MAX_RECORD))
@@ -210,4 +210,5 @@ def _stated(text: str, what: str) -> tuple[str, ...]:
 def cache_bytes() -> int:
     """Size in bytes of all libraries in the cache, those of other versions of sdort too."""
     folder = libraries_folder()
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file()) if folder.is_dir() else 0
+    files = folder.rglob("*") if os.path.isdir(folder) else ()
+    return sum(file.stat().st_size for file in files if os.path.isfile(file))

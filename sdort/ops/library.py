@@ -18,6 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from sdort.console import warn_once
 from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.errors.plain_text import library_reason
 from sdort.machine.cache_folder import cache_folder
@@ -111,10 +112,17 @@ def tuning_table() -> Path:
 
 
 def use_tuning_table() -> None:
-    """Have the library choose variants as they were tuned on this machine; it reads that when a kernel first runs."""
-    if tuning_table().is_file() and "SDORT_OPS_TUNING" not in os.environ:
+    """Have the library choose variants as they were tuned on this machine; it reads that when a kernel first runs.
+
+    A table that cannot be read costs a warning and speed, not the run.
+    """
+    if not os.path.isfile(tuning_table()) or "SDORT_OPS_TUNING" in os.environ:
+        return
+    try:
         with open_input(tuning_table(), "the tuning table", limit=MAX_TABLE):
             os.environ["SDORT_OPS_TUNING"] = str(tuning_table())
+    except BadModelError as error:
+        warn_once(f"{error.message}; kernels run as if they had not been tuned")
 
 
 def resolve(setting: str) -> Path | None:
@@ -131,7 +139,7 @@ def resolve(setting: str) -> Path | None:
         return None
     if setting in (AUTO, ON):
         path = built_library()
-        if path.is_file():
+        if os.path.isfile(path):
             check_library(path)
             return path
         if setting == AUTO:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def read_table(path: Path | None = None) -> list[Entry]:
         BadModelError: it cannot be read, or is larger than such a table is.
     """
     path = path or tuning_table()
-    if not path.is_file():
+    if not os.path.isfile(path):
         return []
     lines = read_input(path, "the tuning table", limit=MAX_TABLE).decode(errors="replace").splitlines()
     entries = [_entry(line) for line in lines if line and not line.startswith("#")]

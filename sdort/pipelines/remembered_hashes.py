@@ -29,9 +29,7 @@ class RememberedHashes:
         self._cache = VerifiedCache(checked_folder(), "the record of checked files", ".json", _CACHE_LIMIT)
         self._key = {"folder": str(real(folder)), "hash": algorithm}
         self._is_new = False
-        known: Any = None
-        with suppress(ValueError):
-            known = json.loads(self._cache.load("files", self._key) or b"{}")
+        known = self._cache.load_json("files", self._key)
         self._files: dict[str, Any] = known if isinstance(known, dict) else {}
 
     def find(self, place: str) -> str | None:

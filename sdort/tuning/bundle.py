@@ -174,24 +174,26 @@ def check_files(bundle: Bundle) -> None:
     for name, file in bundle.files.items():
         path = bundle.folder / name
         try:
-            if path.is_symlink() or not path.is_file():
+            if path.is_symlink() or not os.path.isfile(path):
                 raise BundleError(f"{where}: {name} is missing")
             if path.stat().st_size != file.bytes or _hash(path) != file.sha256:
                 raise BundleError(f"{where}: {name} was changed or cut off")
         except OSError as error:
             raise BundleError(f"{where}: {name}: {error.strerror or error}") from error
+        except BadModelError as error:  # it cannot be opened
+            raise error if isinstance(error, BundleError) else BundleError(f"{where}: {error.message}") from error
     extra = sorted(set(_names(bundle.folder)) - set(bundle.files))
     if extra:
         raise BundleError(f"{where}: {extra[0]} does not belong to it")
 
 
 def _names(folder: Path) -> list[str]:
-    paths = (path for path in folder.rglob("*") if path.is_symlink() or not path.is_dir())
+    paths = (path for path in folder.rglob("*") if path.is_symlink() or not os.path.isdir(path))
     return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / RECORD)
 
 
 def _folders(folder: Path) -> list[Path]:
-    return [*(path for path in folder.rglob("*") if path.is_dir()), folder]
+    return [*(path for path in folder.rglob("*") if os.path.isdir(path)), folder]
 
 
 def _hash(path: Path) -> str:

@@ -2,11 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
+import socket
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 
-from sdort.machine.verified_cache import VerifiedCache
+from sdort.doctor.caches import list_cache
+from sdort.generation import known_schedules
+from sdort.machine.cache_folder import checked_folder
+from sdort.machine.verified_cache import VerifiedCache, key_of
+from sdort.onnx_io.component_file import file_identity
+from sdort.ops.library import libraries_folder, tuning_table, use_tuning_table
+from sdort.pipelines import remembered_hashes
+from sdort.pipelines.remembered_hashes import RememberedHashes
 
 KEY = {"class": "UNet", "versions": {"torch": "2"}}
 
@@ -70,3 +81,110 @@ def test_what_cannot_be_kept_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert told.count("cannot keep the trace") == 1
     assert "more than the cache takes" in told
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
+
+
+NO_KEYS = (
+    b"", b"[1]", b"x", b"null", b'"folder"', b"5e400", b"1" * 5000, b"[" * 400_000, b"\xff\xfe", b'{"a": 1, "a": 2}',
+    b'{"folder": NaN}', b'{"folder": 1}', b'{"folder": "\\ud800"}', b'{"folder": "\\u0000"}', b'{"folder": ["/gone"]}',
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", NO_KEYS, ids=lambda text: repr(text[:20]))
+def test_a_file_that_is_named_by_what_is_no_key_hinders_nobody(text: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Anybody who can write a shared cache can hash what he likes and name a file by it."""
+    cache = VerifiedCache(checked_folder(), "the record of checked files", ".json", 1 << 20)
+    cache.folder.mkdir(parents=True)
+    line = text + b"\n"
+    entry = cache.folder / f"files-{hashlib.sha256(line).hexdigest()[:32]}.json"
+    entry.write_bytes(hashlib.sha256(line + b"{}").hexdigest().encode() + b"\n" + line + b"{}")
+    key = key_of(entry)
+    assert key is None or isinstance(key, dict)
+    assert [found.name for found in list_cache(["checked"]).entries] == [entry.name]
+    remember(cache.folder, monkeypatch)
+
+
+def remember(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remember a file of a folder, and find it again."""
+    monkeypatch.setattr(remembered_hashes, "SETTLED_NS", -1)
+    file = folder / "large"
+    file.write_bytes(b"1")
+    hashes = RememberedHashes(folder, "sha256")
+    assert hashes.find("large") is None
+    hashes.add("large", file_identity(file), "ab")
+    hashes.keep()
+    assert RememberedHashes(folder, "sha256").find("large") == "ab"
+
+
+CONTENTS = (*NO_KEYS, b"{}", b"[]", b'{"large": "ab"}', b'{"large": []}', b'{"large": [[1, 2], "ab"]}', b"[1, -1]",
+            b"[true, true]", b'["a", 1]', b"[1, 1e300]", b'[true, "int64", [[-1], [1, 2], [2]]]\nab',
+            b'[true, "int64", [[1267650600228229401496703205376], [1, 2], [2]]]\nabcdefgh',
+            b'[true, "int64", [[1e308], [1, 2], [2]]]\nabcdefgh', b'[true, "int64", {"a": 1}]\n')  # fmt: skip
+
+
+@pytest.mark.parametrize("content", CONTENTS, ids=lambda text: repr(text[:20]))
+def test_content_of_another_form_is_made_anew(content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every reader of such entries, with a hash and a key that are right."""
+    key = {"folder": str(tmp_path), "hash": "sha256"}
+    VerifiedCache(checked_folder(), "the record", ".json", 1 << 20).store("files", key, content)
+    remember(tmp_path, monkeypatch)
+    assert known_schedules._unpack(content) is None
+    cache = VerifiedCache(tmp_path, "the schedule", ".schedule", 1 << 20)
+    cache.store("schedule", KEY, content)
+    assert known_schedules._counts(cache.load_json("schedule", KEY)) is None
+
+
+def _garbage(path: Path) -> None:
+    path.write_text("\0\n" * 50)
+
+
+def _fifo(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _huge(path: Path) -> None:
+    path.touch()
+    os.truncate(path, 1 << 40)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stream:
+        os.chdir(path.parent)  # names of sockets are short
+        stream.bind(path.name)
+
+
+ODD: Mapping[str, Callable[[Path], None]] = {
+    "a folder": Path.mkdir,
+    "a named pipe": _fifo,
+    "a socket": _socket,
+    "a dangling link": lambda path: path.symlink_to("nothing"),
+    "a link to itself": lambda path: path.symlink_to(path.name),
+    "a terabyte": _huge,
+    "garbage": _garbage,
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_what_lies_in_the_place_of_an_entry_costs_a_warning(
+    what: str, cache: VerifiedCache, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path.cwd())
+    cache.folder.mkdir()
+    ODD[what](cache.path("unet", KEY))
+    assert cache.load("unet", KEY) is None
+    assert "made anew" in " ".join(capsys.readouterr().err.split())
+    cache.store("unet", KEY, b"8")
+    assert cache.load("unet", KEY) == (None if what == "a folder" else b"8")
+    assert "bug" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("what", ODD)
+def test_a_tuning_table_that_cannot_be_read_costs_a_warning(
+    what: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(Path.cwd())
+    monkeypatch.delenv("SDORT_OPS_TUNING", raising=False)
+    libraries_folder().mkdir(parents=True)
+    ODD[what](tuning_table())
+    use_tuning_table()
+    assert ("not been tuned" in " ".join(capsys.readouterr().err.split())) == (what == "a terabyte")
+    list_cache()
