@@ -22,7 +22,6 @@ from onnx import TensorProto, defs, helper
 
 from sdort.model import float16
 from sdort.model.component_names import CONTROLNET
-from sdort.model.model import Model
 from sdort.model.signature import Array
 from sdort.model.weights import Weight, cast
 from sdort.onnx_io.load import from_proto
@@ -71,7 +70,8 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
     del converted.graph.value_info[:]
     model.graph = from_proto(converted, lambda t: _resolve(t, constants), model.component).graph
     _leave_out(model.graph)
-    _restore(model, kept)
+    editor.refresh()
+    _restore(editor, kept)
     editor.refresh()
     _join_neighbours(editor, before)
     _narrow_between(editor)
@@ -202,15 +202,18 @@ def _leave_out(graph: gs.Graph) -> None:
                 node.outputs[index] = gs.Variable.empty()
 
 
-def _restore(model: Model, kept: dict[str, dict[int, gs.Tensor]]) -> None:
-    graph = model.graph
-    tensors = graph.tensors()
-    for node in list(graph.nodes):
+def _restore(editor: Editor, kept: dict[str, dict[int, gs.Tensor]]) -> None:
+    """Give the inputs that stay fp32 their values again; others may read the same constant in fp16."""
+    tensors, wide = editor.graph.tensors(), dict[str, gs.Constant]()
+    for node in list(editor.graph.nodes):
         for index, tensor in kept.get(node.name, {}).items():
-            if isinstance(tensor, gs.Constant):
-                node.inputs[index] = gs.Constant(tensor.name, tensor._values)
-            else:
-                node.inputs[index] = _widened(graph, tensors[tensor.name], f"{node.name}.{index}.float")
+            if not isinstance(tensor, gs.Constant):
+                # In fp32 whatever the converter made of it; the cast goes where it has nothing to do.
+                node.inputs[index] = editor.cast(tensors[tensor.name], np.dtype(np.float32)).outputs[0]
+                continue
+            if tensor.name not in wide:
+                wide[tensor.name] = editor.constant(tensor._values, tensor.name)
+            node.inputs[index] = wide[tensor.name]
 
 
 def _narrow_between(editor: Editor) -> None:
@@ -231,13 +234,6 @@ def _narrow_between(editor: Editor) -> None:
             tensor.dtype = np.dtype(np.float16)
     editor.finish()
     editor.refresh()
-
-
-def _widened(graph: gs.Graph, tensor: gs.Tensor, name: str) -> gs.Tensor:
-    """A computed tensor in fp32, whatever the converter made of it; the cast goes where it has nothing to do."""
-    wide = gs.Variable(name, np.dtype(np.float32))
-    graph.nodes.append(gs.Node("Cast", name, {"to": TensorProto.FLOAT}, [tensor], [wide]))
-    return wide
 
 
 def _constants(editor: Editor) -> dict[str, Array | Weight]:

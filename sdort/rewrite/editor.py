@@ -66,8 +66,17 @@ class Editor:
         """Take the model's graph as it is now: its names, its order, and what is known of it."""
         self._names |= {t.name for t in (*self.graph.tensors().values(), *self.graph.outputs)}
         self._names |= {node.name for node in self.graph.nodes}  # another editor may have named them, as loading does
+        self._separate_constants()
         self._set_order(sort_nodes(self.graph.nodes, self.model.component))
         self._facts = None
+
+    def _separate_constants(self) -> None:
+        """Give a constant that has another tensor's name its own: facts and the fp16 converter know tensors by name."""
+        computed = (t for node in self.graph.nodes for t in node.outputs if t.name)
+        owners = {t.name: t for t in (*self.graph.inputs, *self.graph.outputs, *computed)}
+        for tensor in (t for node in self.graph.nodes for t in node.inputs if isinstance(t, gs.Constant)):
+            if owners.setdefault(tensor.name, tensor) is not tensor:
+                tensor.name = self.name(tensor.name)
 
     # --- reading ---
 
