@@ -60,7 +60,7 @@ class Range(Generic[N]):
         if isinstance(value, kind) and not isinstance(value, bool) and self.low <= cast("Any", value) <= self.high:
             return None
         what = "a whole number" if self.whole else "a number"
-        return f"{_shown(value)} is not {what} from {_text(self.low)} to {_text(self.high)}: {self.reason}"
+        return f"{shown(value)} is not {what} from {_text(self.low)} to {_text(self.high)}: {self.reason}"
 
     def parse(self, text: str) -> object:
         """The number that ``text`` says, in ASCII digits; ``text`` itself if none, which :meth:`check` refuses."""
@@ -75,14 +75,15 @@ class Range(Generic[N]):
         Raises:
             UsageError: as :meth:`check`, or it is no list of numbers.
         """
-        return tuple(map(self.check, _listed(values, f"{self.option} {_shown(values)} is not a list of numbers")))
+        return tuple(map(self.check, _listed(values, f"{self.option} {shown(values)} is not a list of numbers")))
 
 
 def _text(bound: float) -> str:
     return "2^63 - 1" if bound == (1 << 63) - 1 else f"{bound:,}".removesuffix(".0")
 
 
-def _shown(value: object) -> str:
+def shown(value: object) -> str:
+    """A refused value as a message repeats it."""
     try:
         text = str(value) if isinstance(value, numbers.Number) and not isinstance(value, bool) else repr(value)
     except ValueError:  # Python writes out no number of more than 4,300 digits
@@ -102,13 +103,13 @@ def check_sizes(sizes: Iterable[object]) -> tuple[tuple[int, int], ...]:
     Raises:
         UsageError: something else than pairs of numbers within :data:`SIDE`.
     """
-    pairs = _listed(sizes, f"--size {_shown(sizes)} is not a list of pairs of height and width")
+    pairs = _listed(sizes, f"--size {shown(sizes)} is not a list of pairs of height and width")
     problem = "--size {} is not a pair of height and width"
-    checked = (SIZE_SIDE.check_all(_listed(pair, problem.format(_shown(pair)))) for pair in pairs)
+    checked = (SIZE_SIDE.check_all(_listed(pair, problem.format(shown(pair)))) for pair in pairs)
     found = []
     for pair, sides in zip(pairs, checked, strict=True):
         if len(sides) != 2:
-            raise UsageError(problem.format(_shown(pair)))
+            raise UsageError(problem.format(shown(pair)))
         found.append((sides[0], sides[1]))
     return tuple(found)
 
@@ -171,3 +172,8 @@ CLIP_SKIP = Range("clip_skip", 1, 12, "1 skips no layer of the text encoder, 2 t
 EXPECT = Range("expect", 0, 1_000_000, "it is a number of nodes")
 BUDGET = Range("budget", 0.0, 366 * 86400.0, "it is in seconds, a year at most")
 OLDER_THAN = Range("older_than", 0.0, 100 * 366 * 86400.0, "it is in seconds, a century at most")
+
+RANGES: dict[str, Range[Any]] = {
+    limits.name: limits for limits in list(globals().values()) if isinstance(limits, Range)
+}
+"""All of these by their parameters."""

@@ -103,12 +103,13 @@ class Pipeline:
         paths, needed = plan_paths(jobs) if jobs[0].output else None, 0
         for job in jobs:
             settings = job.requests[0]
-            checked_stages(models.folder, settings)
-            plan_adapters(models.folder, settings.lora)
-            more = refuse_generation(
-                models.folder, settings, job.images, models.provider, device_id, self._held,
-                refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
-            )  # fmt: skip
+            with job.named():
+                checked_stages(models.folder, settings)
+                plan_adapters(models.folder, settings.lora)
+                more = refuse_generation(
+                    models.folder, settings, job.images, models.provider, device_id, self._held,
+                    refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
+                )  # fmt: skip
             needed = max(needed, more)
         result = self._run_jobs(jobs, paths)
         self._held = max(self._held, needed)
@@ -312,9 +313,10 @@ def run(
         jobs = [job.for_pipeline(folder) for job in jobs]
         provider = chosen.result()[0]
         for job in jobs:
-            checked_stages(folder, job.requests[0])
-            plan_adapters(folder, job.requests[0].lora)
-            refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
+            with job.named():
+                checked_stages(folder, job.requests[0])
+                plan_adapters(folder, job.requests[0].lora)
+                refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
     adaptable = runtime.adapters or any(job.requests[0].lora for job in jobs)
     steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in jobs)
     loaded = _load(Path(pipeline), replace(runtime, adapters=adaptable, control_inputs=steered))

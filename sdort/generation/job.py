@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
 from sdort.console import say
 from sdort.demo import demo_adapter
-from sdort.errors import UsageError
+from sdort.errors import SdortError, UsageError
+from sdort.errors.option_types import check_types
 from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.from_image import DrawnWith, read_image_options
@@ -21,16 +23,18 @@ from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter
 from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
 from sdort.generation.output_names import fill_template, is_template
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
-from sdort.generation.prompts_file import read_lines
+from sdort.generation.prompts_file import Lines, read_lines
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import PROMPTS, Request, each_prompt
 from sdort.generation.running_controls import record_control
 from sdort.generation.seeds import read_seeds
-from sdort.generation.typed_options import GenerationOptions, OnProgress
+from sdort.generation.typed_options import GenerationOptions, OnProgress, annotations_of
 from sdort.generation.usual_sampling import usual_sampling
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import find_scheduler
+
+_ANNOTATIONS = {"prompt": str | Sequence[str], **annotations_of(GenerationOptions)}
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,12 @@ class Job:
     """Fields of the requests that the caller left to the pipeline."""
     drawn: DrawnWith | None = None
     """What an image says of how it was drawn, which is to be drawn again."""
+    place: str = ""
+    """Where in a file of prompts it stands, for messages."""
+
+    def named(self) -> AbstractContextManager[None]:
+        """A block whose errors begin with :attr:`place`."""
+        return _named(self.place)
 
     def for_pipeline(self, folder: PipelineFolder) -> Job:
         """The job with the steps and the guidance that a pipeline was made for, where the caller did not say.
@@ -113,8 +123,29 @@ def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[J
         raise UsageError("--prompts gives the prompts: leave out --prompt and --from-image")
     if settings.get("seed") is None:
         settings["seed"] = secrets.randbelow(1 << 32)
-    jobs = [plan_job(texts, cast("GenerationOptions", {**settings, **said})) for texts, said in read_lines(Path(file))]
-    return [part for job in jobs for part in _alike(job)]
+    return [part for lines in read_lines(Path(file)) for part in _alike(_plan_lines(file, lines, settings))]
+
+
+def _plan_lines(file: Path, lines: Lines, settings: Mapping[str, Any]) -> Job:
+    """The job of lines; an error names the first line that has it."""
+    place = f"line {lines.numbers[0]} of {file}"
+    try:
+        job = plan_job(lines.prompts, cast("GenerationOptions", {**settings, **lines.options}))
+    except SdortError:
+        for line in lines.each():
+            with _named(f"line {line.numbers[0]} of {file}"):
+                plan_job(line.prompts, cast("GenerationOptions", {**settings, **line.options}))
+        raise
+    return replace(job, place=place)
+
+
+@contextmanager
+def _named(place: str) -> Iterator[None]:
+    try:
+        yield
+    except SdortError as error:
+        error.message = f"{place}: {error.message}" if place else error.message
+        raise
 
 
 def _alike(job: Job) -> list[Job]:
@@ -145,7 +176,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     """The job of a caller's options.
 
     Raises:
-        UsageError: a value that no pipeline can do.
+        UsageError: a value of another type than its option's, or that no pipeline can do.
         BadModelError: an image that is to be drawn again is damaged.
         TypeError: there is no option of that name.
     """
@@ -155,6 +186,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         raise TypeError(
             f"there is no option {', '.join(unknown)}; there are {', '.join(GenerationOptions.__annotations__)}"
         )
+    check_types({"prompt": prompt, **settings}, _ANNOTATIONS)
     drawn = _drawn(prompt, settings)
     if drawn:
         settings = settings | drawn.options
@@ -188,14 +220,14 @@ def _read_files(settings: dict[str, Any]) -> None:
     Raises:
         UsageError: one cannot be read, or is named in another form than its option has.
     """
-    settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora", ()))
+    settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora") or ())
     for name, read in (("init_image", read_image), ("mask", read_mask)):
         if settings.get(name) is not None:
             settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
     if settings.get("refiner") is not None:
         settings["refiner"] = Path(settings["refiner"])
-    settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control", ()))
-    images = settings.get("ip_adapter_image", ())
+    settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control") or ())
+    images = settings.get("ip_adapter_image") or ()
     settings["ip_adapter_image"] = tuple(choose_ip_adapter_image(choice).read() for choice in images)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from sdort.errors.plain_text import one_line
 from sdort.generation.result import Generation
@@ -14,11 +14,11 @@ def summarize(result: Generation) -> str:
     """Two lines: files, seeds, size, steps, provider and memory; then the seconds of each stage."""
     seconds, images = result.seconds, result.images
     files = [str(image.path) for image in images if image.path]
-    height, width = images[0].pixels.shape[:2]  # larger than what was asked for, after a second pass
     made = [
         _seeds([image.seed for image in images]),
-        f"{width}x{height}",
-        f"{result.steps} steps on {result.provider}",
+        # Larger than what was asked for, after a second pass.
+        _each("{1}x{0}".format(*image.pixels.shape) for image in images),
+        f"{_each(str(image.record.steps) for image in images)} steps on {result.provider}",
         *([f"refined by {one_line(result.refiner)}"] if result.refiner else []),
         *_memory(result),
     ]
@@ -30,6 +30,12 @@ def summarize(result: Generation) -> str:
     }
     named = files[0] if len(files) == 1 else f"{len(files)} images, {files[0]} to {files[-1]}"
     return f"{named}: {', '.join(made)}\n{', '.join(f'{stage} {text}' for stage, text in stages.items())}"
+
+
+def _each(values: Iterable[str]) -> str:
+    """The values of all images, each once: ``64x64`` or ``64x64 and 96x64``; lines of a file may ask for many."""
+    *first, last = dict.fromkeys(values)
+    return f"{', '.join(first[:3])}{', ...' if len(first) > 3 else ''} and {last}" if first else last
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -8,8 +8,9 @@ they override what is given for all.
 from __future__ import annotations
 
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from sdort.errors import UsageError, did_you_mean
 from sdort.errors.plain_text import cut, one_line
@@ -23,8 +24,21 @@ OF_A_LINE = frozenset({*REPLAYED, "num_images"})
 """Options that a line may have."""
 _TEXTS = ("negative_prompt", "prompt_2", "negative_prompt_2")
 
-Lines = tuple[list[str], dict[str, Any]]
-"""Prompts of consecutive lines with the same options, and these; texts are lists, one for each prompt."""
+
+class Lines(NamedTuple):
+    """Consecutive lines with the same options."""
+
+    prompts: list[str]
+    options: dict[str, Any]
+    """Texts are lists, one for each prompt."""
+    numbers: list[int]
+    """Of the lines in the file, from 1."""
+
+    def each(self) -> Iterator[Lines]:
+        """The lines alone."""
+        for index, (prompt, number) in enumerate(zip(self.prompts, self.numbers, strict=True)):
+            texts = {name: [self.options[name][index]] for name in _TEXTS if name in self.options}
+            yield Lines([prompt], self.options | texts, [number])
 
 
 def read_lines(path: Path) -> list[Lines]:
@@ -42,22 +56,23 @@ def read_lines(path: Path) -> list[Lines]:
     json_lines = path.suffix.lower() in (".jsonl", ".ndjson")
     numbered = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
     if json_lines:
-        lines = [_object(path, number, line) for number, line in numbered]
+        lines = [(number, _object(path, number, line)) for number, line in numbered]
     else:
-        lines = [{"prompt": line} for _, line in numbered if not line.startswith("#")]
+        lines = [(number, {"prompt": line}) for number, line in numbered if not line.startswith("#")]
     if not lines:
         raise UsageError(f"{path} has no prompts", hint="Write one a line.")
     return [_together(list(group)) for _, group in itertools.groupby(lines, _setting)]
 
 
-def _setting(line: dict[str, Any]) -> list[tuple[str, Any]]:
-    return sorted((name, repr(value)) for name, value in line.items() if name not in ("prompt", *_TEXTS))
+def _setting(numbered: tuple[int, dict[str, Any]]) -> list[tuple[str, Any]]:
+    return sorted((name, repr(value)) for name, value in numbered[1].items() if name not in ("prompt", *_TEXTS))
 
 
-def _together(lines: list[dict[str, Any]]) -> Lines:
+def _together(numbered: list[tuple[int, dict[str, Any]]]) -> Lines:
+    numbers, lines = [number for number, _ in numbered], [line for _, line in numbered]
     settings = {name: value for name, value in lines[0].items() if name not in ("prompt", *_TEXTS)}
     texts = {name: [line.get(name, "") for line in lines] for name in _TEXTS if any(name in line for line in lines)}
-    return [line["prompt"] for line in lines], settings | texts
+    return Lines([line["prompt"] for line in lines], settings | texts, numbers)
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 if TYPE_CHECKING:
     from sdort.generation.control_choice import ControlChoice
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sdort.generation.preview import OnPreview
     from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
+from sdort.errors.option_types import check_types
 from sdort.generation.input_image import ImageSource
 from sdort.providers.runtime_options import RuntimeOptions
 
@@ -155,14 +156,31 @@ class LoadOptions(TypedDict, total=False):
     check: bool
 
 
+def annotations_of(options: type) -> dict[str, Any]:
+    """The types of options by their names, for :func:`sdort.errors.option_types.check_types`.
+
+    Args:
+        options: one of this module's tables.
+    """
+    from sdort.generation.control_choice import ControlChoice
+    from sdort.generation.ip_adapter_choice import IpAdapterChoice
+    from sdort.pipelines.adapters.adapter_choice import AdapterChoice
+
+    choices = {choice.__name__: choice for choice in (AdapterChoice, ControlChoice, IpAdapterChoice)}
+    # Whether something is an image is seen where it is read.
+    return get_type_hints(options, localns={**choices, "ImageSource": object, "OnPreview": Callable[[Any], None]})
+
+
 def runtime_options(options: LoadOptions, **more: Any) -> RuntimeOptions:
     """The runtime's options that these are, and ``more`` of them.
 
     Raises:
         TypeError: there is no option of that name.
+        UsageError: a value is of another type than its option's.
     """
     if unknown := sorted(options.keys() - LoadOptions.__annotations__.keys()):
         raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(LoadOptions.__annotations__)}")
+    check_types(options, annotations_of(LoadOptions))
     given: dict[str, Any] = {**options, "provider_options": options.get("provider_options") or {}}
     return RuntimeOptions(**given, **more)
 

@@ -94,13 +94,13 @@ def read_prompts(path: Path) -> tuple[str, ...]:
         BadModelError, UsageError: the file cannot be read, has no prompt, or lines with options of their own.
     """
     groups = read_lines(path)
-    named = sorted({name for _, options in groups for name in options})
+    named = sorted({name for lines in groups for name in lines.options})
     if named:
         raise UsageError(
             f"{path} has lines with options of their own: {', '.join(named)}",
             hint="Images are compared with the same seeds, steps and guidance for all prompts: leave prompts alone.",
         )
-    return tuple(dict.fromkeys(prompt for prompts, _ in groups for prompt in prompts))
+    return tuple(dict.fromkeys(prompt for lines in groups for prompt in lines.prompts))
 
 
 def make_requests(

@@ -442,7 +442,7 @@ def test_names_are_checked_before_anything_runs(tmp_path: Path) -> None:
 def test_a_file_of_prompts_has_one_a_line(tmp_path: Path) -> None:
     file = tmp_path / "prompts.txt"
     file.write_text("\ufeffa cat\r\n\n# not this\n  a {dog}  \n")
-    assert read_lines(file) == [(["a cat", "a {dog}"], {})]
+    assert read_lines(file) == [(["a cat", "a {dog}"], {}, [1, 4])]
     [job] = plan_jobs((), {"prompts": file, "negative_prompt": "fog", "steps": 3})
     assert [(one.prompt, one.negative_prompt, one.steps) for one in job.requests] == [
         ("a cat", "fog", 3),
