@@ -19,6 +19,8 @@ _FLOATS = {np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), np.
 _IGNORED = (
     # CLIP: 0, 1, 2, ...; a buffer that transformers saved until 4.31.
     re.compile(r"(?:text_model\.)?embeddings\.position_ids"),
+    # CLIP's other half, where a folder of its text encoder holds the whole model: transformers leaves it out as well.
+    re.compile(r"vision_model\..*|visual_projection\.weight|logit_scale"),
 )
 
 # diffusers renamed the VAE's attention in 0.15 and still converts old checkpoints while it loads them

@@ -12,10 +12,11 @@ from typing import Any
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
-from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES, ComponentSpec, describe_component
+from sdort.exporter.pipeline_parts import ADVICE, check_channels, check_parts, exported_class
+from sdort.exporter.signatures import FOLDERS, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.model_folder import check_model_folder
-from sdort.model.component_names import CONTROLS, IMAGE_ENCODER
+from sdort.model.component_names import CONTROLS, DECODER, IMAGE_ENCODER
 from sdort.model.weights import Weight
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, REQUIRED, component_schema, contradiction
 from sdort.pipelines.configs import INDEX, check_processor, read_config
@@ -101,7 +102,7 @@ def read_source(folder: Path, name: str) -> Source:
     if not any(entry_of(index, folder_name) for folder_name in FOLDERS.values()):
         raise BadModelError(
             f"{folder} is a {index.get('_class_name', 'pipeline')} without a UNet, VAE or CLIP text encoder",
-            hint="sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL.",
+            hint=ADVICE,
         )
     return Source(name, folder, index)
 
@@ -137,8 +138,11 @@ def select_components(
 
     Raises:
         UsageError: a name is no component of the pipeline.
-        BadModelError: a component's config is broken, or of an architecture that sdort does not export.
+        BadModelError: a component's config is broken, or of an architecture that sdort does not export; or all are
+            asked for, and the pipeline has models that are not exported.
     """
+    if not names:
+        check_parts(source.index, source.name)
     classes = {
         name: _class_name(source, name)
         for name, folder in FOLDERS.items()
@@ -149,6 +153,8 @@ def select_components(
     if unknown:
         raise UsageError(f"{source.name} has no {', '.join(unknown)}; it has {', '.join(classes)}")
     configs = {name: component_config(source, name, cache) for name in classes}
+    if "unet" in configs and (not names or "unet" in names):
+        check_channels(source.index, configs["unet"], configs.get(DECODER))
     second = configs.get("text_encoder_2", {})
     # A pipeline that has a ControlNet of its own is of no use without these inputs.
     control = control or any(name in classes for name in CONTROLS)
@@ -207,26 +213,15 @@ def entry_of(index: Mapping[str, Any], folder: str) -> list[Any] | None:
     return entry if isinstance(entry, list) and len(entry) == 2 and entry[1] is not None else None
 
 
-_CLASSES: Mapping[str, tuple[str, ...]] = {
-    "unet": ("UNet2DConditionModel",),
-    "vae": VAES,
-    IMAGE_ENCODER: ("CLIPVisionModelWithProjection",),
-    **{folder: (class_name,) for class_name, folder in LONE.items()},
-}
-"""Part of a pipeline -> its classes that are exported; all others are text encoders."""
-
-
 def _class_name(source: Source, name: str) -> str:
     entry = entry_of(source.index, FOLDERS[name])
     class_name = entry[1] if entry else None
-    text = LIBRARIES.get(class_name) == "transformers" if isinstance(class_name, str) else None
-    expected = _CLASSES.get(FOLDERS[name])
-    if class_name not in expected if expected else not text:
+    if not exported_class(FOLDERS[name], class_name):
         raise BadModelError(
             f"{source.name} has a {class_name} there, which sdort does not export",
             component=name,
             hint="Several ControlNets or T2I-Adapters are exported one by one, each from its own folder."
             if name in CONTROLS
-            else "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL.",
+            else ADVICE,
         )
     return str(class_name)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,16 @@ if TYPE_CHECKING:
 
 # The limit of the reference implementation.
 _MAX_HEADER = 100_000_000
+
+_QUANTIZED = (
+    ("bitsandbytes, 4 bits", r".+\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)"),
+    ("bitsandbytes, int8", r".+\.(SCB|CB|weight_format)"),
+    ("scaled fp8 or int8", r"(.+\.)?(scaled_fp8|scale_weight|scale_input|weight_scale(_2)?|input_scale|comfy_quant)"),
+    ("GPTQ, AWQ or SVDQuant", r".+\.(qweight|qzeros|g_idx|wscales)"),
+    ("quanto", r".+\.weight\._(data|scale|shift)"),
+)
+"""Formats, and the names of tensors that they have beside or in the place of a weight: bitsandbytes'
+``functional.py`` and ``nn/modules.py``, ComfyUI's ``quant_ops.py``, AutoGPTQ, nunchaku, optimum-quanto."""
 
 _DTYPES = {
     "F64": np.dtype(np.float64),
@@ -97,10 +108,23 @@ def read_tensors(path: Path) -> dict[str, Stored]:
     # Imported here: whoever reads headers or adapters, to run a pipeline, needs no graph library.
     from sdort.model.weights import Stored
 
+    header = read_header(path)
+    _refuse_quantized(header)
     return {
         name: Stored(path, values.offset, values.shape, values.dtype)
-        for name, values in describe_tensors(read_header(path)).items()
+        for name, values in describe_tensors(header).items()
     }
+
+
+def _refuse_quantized(header: Header) -> None:
+    """Raise where tensors stand beside the weights that only a quantized format has."""
+    for kind, pattern in _QUANTIZED:
+        match = re.compile(pattern).fullmatch
+        if name := next((name for name in header.entries if match(name)), None):
+            raise BadModelError(
+                f"the weights of {header.path} are quantized ({kind}; it has {name!r}), which sdort does not read",
+                hint="Get the same model in float32, float16 or bfloat16.",
+            )
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Weight]) -> None:

@@ -67,6 +67,9 @@ _VAE: Rules = (
     (r"(?P<half>..coder)\.mid\.attn_1\.norm\.(?P<rest>.*)", "{half}.mid_block.attentions.0.group_norm.{rest}"),
     (r"(?P<half>..coder)\.mid\.attn_1\.proj_out\.(?P<rest>.*)", "{half}.mid_block.attentions.0.to_out.0.{rest}"),
     (r"(?P<half>..coder)\.mid\.attn_1\.(?P<rest>[qkv]\..*)", "{half}.mid_block.attentions.0.to_{rest}"),
+    # Names of diffusers' attention in files of trainers (EveryDream2).
+    (r"(?P<half>..coder)\.mid\.attn_1\.to_out\.(?P<rest>[a-z].*)", "{half}.mid_block.attentions.0.to_out.0.{rest}"),
+    (r"(?P<half>..coder)\.mid\.attn_1\.(?P<rest>.*)", "{half}.mid_block.attentions.0.{rest}"),
     (r"(?P<half>..coder)\.norm_out\.(?P<rest>.*)", "{half}.conv_norm_out.{rest}"),
 )
 _VAE_RESNET: Rules = ((r"(?P<head>.*\.resnets\.\d+)\.nin_shortcut\.(?P<rest>.*)", "{head}.conv_shortcut.{rest}"),)

@@ -29,11 +29,13 @@ from sdort.pipelines.checkpoints.shape_configs import (
     vae_config,
 )
 from sdort.pipelines.safetensors import read_header, read_tensors
-from sdort.pipelines.weight_names import LDM_UNET, REFINER, SD1, SD2, SDXL, recognise_tensors
+from sdort.pipelines.weight_names import LDM_UNET, REFINER, SD1, SD2, SDXL, recognise_tensors, unwrapped
 
 EMA = "model_ema."
 """Stands before the names of averaged weights, whose further dots are left out: ``model_ema.diffusion_modelout2bias``
 (``ema.py`` of CompVis/latent-diffusion)."""
+VISION_HALF = ("vision_model.", "visual_projection.", "visual.")
+"""Beginnings of the names of CLIP's image encoder, in the names of transformers and OpenCLIP."""
 _VAE_PREFIXES = ("first_stage_model.", "vae.")
 _UNREAD = re.compile(
     # Schedules, which follow from the scheduler's config; marks; buffers and parts that are for training.
@@ -80,7 +82,7 @@ def read_single_file(path: Path, *, ema: bool = False, prediction_type: str | No
     Raises:
         BadModelError: it is broken, incomplete, or of a kind that sdort does not export.
     """
-    tensors, notes = read_tensors(path), read_header(path).notes
+    tensors, notes = unwrapped(read_tensors(path)), read_header(path).notes
     try:
         return _read(path, tensors, notes, ema, prediction_type)
     except BadModelError as error:
@@ -112,11 +114,22 @@ def _read(
         for part in release.encoders:
             used |= _add_text_encoder(file, part, tensors)
         used |= _add_vae(file, tensors)
+    _check_latents(file)
     file.unread = tuple(name for name in tensors if name not in used and not _UNREAD.fullmatch(name))
     return file
 
 
 _EXPORTS = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL."
+
+
+def _check_latents(file: SingleFile) -> None:
+    made, decoded = file.configs["unet"]["out_channels"], file.configs.get("vae", {}).get("latent_channels")
+    if decoded not in (None, made):
+        raise BadModelError(
+            f"its UNet makes {made} channels, and its VAE decodes latents of {decoded}: it is of a kind that sdort "
+            "does not export",
+            hint=_EXPORTS,
+        )
 
 
 def _release(shapes: Shapes) -> Release:
@@ -157,7 +170,7 @@ def _add_text_encoder(file: SingleFile, part: TextPart, tensors: Mapping[str, St
     prefix = next((prefix for prefix in part.prefixes if any(map(_begins(prefix), tensors))), None)
     if prefix is None:
         return set()
-    inner = _within(tensors, prefix)
+    inner = {name: tensor for name, tensor in _within(tensors, prefix).items() if not name.startswith(VISION_HALF)}
     original = any(name.startswith("transformer.resblocks.") for name in inner)
     encoder = clip_tensors(_without_rest(inner))
     layers = count_text_layers(_shapes(encoder))
@@ -169,7 +182,7 @@ def _add_text_encoder(file: SingleFile, part: TextPart, tensors: Mapping[str, St
     config = text_config(_shapes(encoder), part.activation, layers)
     file.tensors[part.component] = encoder
     file.configs[part.component] = {**part.config, **config}
-    return {name for name in tensors if name.startswith(prefix)}
+    return {name for name in tensors if name.startswith(prefix) and not name.startswith(VISION_HALF, len(prefix))}
 
 
 def _add_vae(file: SingleFile, tensors: Mapping[str, Stored]) -> set[str]:
