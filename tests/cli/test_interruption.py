@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.processes import heed
 
 from sdort.cli import interruption
 from sdort.runtime import stopping
@@ -37,7 +38,7 @@ sys.argv[1:] = ["doctor"]
 main()
 """
     pipe = subprocess.PIPE
-    process = subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True)
+    process = subprocess.Popen([sys.executable, "-c", program], stdout=pipe, stderr=pipe, text=True, preexec_fn=heed)
     assert process.stdout
     assert process.stdout.readline() == "here\n"
     return process

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from support.processes import is_running, wait_for_end
+from support.processes import heed, is_running, wait_for_end
 
 from sdort.errors import SdortError
 from sdort.machine import subprocesses
@@ -59,7 +59,7 @@ def name(pid: int) -> str:
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV], ids=lambda signum: signum.name)
 def test_children_and_their_orphans_end_with_sdort(signum: signal.Signals, family: list[str], tmp_path: Path) -> None:
     code = f"from sdort.machine.subprocesses import run_child; run_child({family!r})"
-    with subprocess.Popen([sys.executable, "-c", code]) as sdort:
+    with subprocess.Popen([sys.executable, "-c", code], preexec_fn=heed) as sdort:
         pids = wait_for_family(tmp_path)
         assert name(parent(pids[0])) == "sdort-programs"  # killall python does not reach it
         sdort.send_signal(signum)
@@ -103,7 +103,7 @@ def test_one_that_takes_too_long_is_ended() -> None:
 def test_a_supervisor_that_is_terminated_ends_them(family: list[str], tmp_path: Path) -> None:
     """As systemd does, which sends SIGTERM to every process of a service."""
     code = f"from sdort.machine.subprocesses import run_child; print(run_child({family!r}).returncode)"
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as sdort:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, preexec_fn=heed) as sdort:
         pids = wait_for_family(tmp_path)
         os.kill(parent(pids[0]), signal.SIGTERM)
         assert sdort.stdout

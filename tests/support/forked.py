@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from support.moments import strike
+from support.processes import heed
 
 PRELOADED = (
     "onnxruntime",
@@ -132,6 +133,7 @@ def _main(
         _before_changes(lambda number: _record(folder, number))
     from sdort.cli import cli, interruption
 
+    heed()
     interruption.install()  # as sdort's own main does; a strike by the clock takes SIGALRM from it
     began = time.process_time(), time.monotonic()
     if moment is not None:
