@@ -104,11 +104,16 @@ def check_output(
 
 
 @contextmanager
-def staged_file(path: Path, *, overwrite: bool = True) -> Iterator[BinaryIO]:
+def staged_file(path: Path, *, overwrite: bool = True, regular: bool = False) -> Iterator[BinaryIO]:
     """A new file to write, which takes the place of ``path`` if the block succeeds and vanishes if it does not.
+
+    Args:
+        overwrite: it may replace what is there.
+        regular: it may only replace a regular file.
 
     Raises:
         FileExistsError: ``overwrite`` is off, and ``path`` was there at the end.
+        OutputError: ``regular``, and what was there at the end is something else.
         OSError: it cannot be written.
     """
     for leftover in _leftovers(path):
@@ -121,6 +126,8 @@ def staged_file(path: Path, *, overwrite: bool = True) -> Iterator[BinaryIO]:
             file.flush()
             # While it is locked: nobody takes it for a leftover.
             if overwrite:
+                if regular:
+                    refuse_odd(path)
                 os.replace(stage, path)
             else:
                 _name_new(stage, path)
@@ -179,17 +186,41 @@ def held(folder: Path) -> Iterator[None]:
 
 
 @contextmanager
-def staged_output(path: Path) -> Iterator[BinaryIO]:
-    """A :func:`staged_file` that a user asked for.
+def staged_output(path: Path, *, overwrite: bool = True) -> Iterator[BinaryIO]:
+    """A :func:`staged_file` that a user asked for; where ``path`` is a link, the file that it leads to.
 
     Raises:
-        OutputError: it cannot be written.
+        FileExistsError: as :func:`staged_file`.
+        OutputError: it cannot be written, or would replace what is no regular file.
     """
     try:
-        with staged_file(path) as file:
+        with staged_file(_linked(path) if overwrite else path, overwrite=overwrite, regular=True) as file:
             yield file
+    except FileExistsError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def _linked(path: Path) -> Path:
+    return real(path) if path.is_symlink() else path
+
+
+def refuse_odd(path: Path) -> None:
+    """Refuse to replace a named pipe, a socket, a device or a folder: something else than a result is there.
+
+    Raises:
+        OutputError: it is none of the regular files.
+    """
+    if os.path.isdir(path):
+        raise OutputError(f"{path} is a folder", hint="Name a file.")
+    if os.path.lexists(path) and not os.path.isfile(path) and not _is_dangling(path):
+        raise OutputError(f"{path} is no regular file, so it is not replaced", hint="Choose another name.")
+
+
+def _is_dangling(path: Path) -> bool:
+    """Whether it is a link to nothing; a link in a circle is none."""
+    return os.path.islink(path) and not os.path.lexists(real(path))
 
 
 def write_atomically(path: Path, text: str) -> None:
@@ -213,13 +244,10 @@ def check_output_file(path: Path, overwrite: bool, reads: Iterable[Path] = ()) -
         OutputError: it exists and may not be replaced, is no regular file, belongs to what is read, or its folder is
             missing or not writable.
     """
-    if os.path.isdir(path):
-        raise OutputError(f"{path} is a folder", hint="Name a file.")
+    refuse_odd(path)
     check_writable(path)
     if os.path.lexists(path) and not overwrite:
         raise OutputError(f"{path} exists", hint="Choose another name, or replace it with --overwrite.")
-    if path.exists() and not path.is_file():
-        raise OutputError(f"{path} is no regular file, so it is not replaced", hint="Choose another name.")
     for source in reads:
         if path.exists() and _belongs_to(real(path), real(source)):
             raise OutputError(f"{path} belongs to the input {source}", hint="Choose another name.")
@@ -242,7 +270,7 @@ def check_output_folder(path: Path, overwrite: bool) -> None:
 
 
 def check_writable(path: Path) -> None:
-    """Make a hidden file beside ``path`` and remove it: what else would fail after the work.
+    """Make a hidden file beside ``path``, or what it links to, and remove it: what else would fail after the work.
 
     Raises:
         OutputError: it cannot be made, as its folder is missing, or for another reason.
@@ -253,7 +281,7 @@ def check_writable(path: Path) -> None:
             hint=f"Create it:\n    mkdir -p {shlex.quote(str(path.parent))}",
         )
     try:
-        stage, descriptor = _open_stage(path)
+        stage, descriptor = _open_stage(_linked(path))
         stage.unlink(missing_ok=True)
         os.close(descriptor)
     except OSError as error:

@@ -18,7 +18,7 @@ from sdort.generation.record import GenerationRecord
 from sdort.machine.disk import existing
 from sdort.model.signature import Array
 from sdort.pipelines.sampler_names import a1111_sampler
-from sdort.staging import check_writable, staged_file
+from sdort.staging import check_writable, refuse_odd, staged_output
 
 FLAT = 1.0
 """Standard deviation, of 255, below which every channel of an image shows nothing: overflow and dead weights end in one
@@ -168,9 +168,8 @@ def free_for_output(paths: list[Path], overwrite: bool) -> list[Path]:
         raise UsageError(f"{other} is no .png file", hint="Images are written as PNG: -o FILE.png.")
     for folder in {path.parent: path for path in paths}.values():
         _check_place(folder)
-    folders = [path for path in paths if os.path.isdir(path)]
-    if folders:
-        raise OutputError(f"{folders[0]} is a folder", hint="Choose another file with -o.")
+    for path in paths:
+        refuse_odd(path)
     taken = [path for path in paths if os.path.lexists(path)]
     if taken and not overwrite:
         others = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
@@ -204,7 +203,7 @@ def free_path(path: Path) -> Path:
 def _free_paths(path: Path, count: int) -> list[Path]:
     attempt = 1
     candidate = path
-    while any(path.exists() for path in numbered(candidate, count)):
+    while any(os.path.lexists(path) for path in numbered(candidate, count)):
         attempt += 1
         candidate = path.with_name(f"{path.stem}-run{attempt}{path.suffix}")
     return numbered(candidate, count)
@@ -237,13 +236,11 @@ def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int, *, 
     target = path
     while True:
         try:
-            with staged_file(target, overwrite=overwrite) as file:
+            with staged_output(target, overwrite=overwrite) as file:
                 Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)
             break
         except FileExistsError:
             target = free_path(path)
-        except OSError as error:
-            raise OutputError(f"cannot write {target}: {error.strerror or error}") from error
     if target != path:
         warn(f"another program has written {path} meanwhile: this image is {target}")
     return target

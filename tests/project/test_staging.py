@@ -7,16 +7,21 @@ import errno
 import fcntl
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from support.infotext import record
 
 import sdort.staging
 from sdort.errors import OutputError
+from sdort.generation.images import free_for_output, save_png
 from sdort.staging import check_output, check_output_file, staged_directory, staged_file, write_atomically
 
 
@@ -545,6 +550,66 @@ def test_a_file_that_is_refused(tmp_path: Path) -> None:
     check_output_file(tmp_path / "model" / "page.html", True, [tmp_path / "model"])
     assert sorted(os.listdir(tmp_path)) == ["link", "model", "page.html", "pipe"]
     assert content(tmp_path / "model") == "in"
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as stream:
+        stream.bind(f"/proc/self/fd/{os.open(path.parent, os.O_PATH)}/{path.name}")
+
+
+def _linked_pipe(path: Path) -> None:
+    os.mkfifo(path.with_name("away"))
+    path.symlink_to("away")
+
+
+ODD: dict[str, Callable[[Path], None]] = {
+    "a named pipe": lambda path: os.mkfifo(path),
+    "a socket": _socket,
+    "a folder": lambda path: path.mkdir(),
+    "a link to a pipe": _linked_pipe,
+    "a link to a device": lambda path: path.symlink_to("/dev/null"),
+    "a link to a folder": lambda path: path.symlink_to("."),
+    "a link in a circle": lambda path: path.symlink_to(path.name),
+}
+WRITERS: dict[str, Callable[[Path], object]] = {
+    "check": lambda path: check_output_file(path, True),
+    "text": lambda path: write_atomically(path, "new"),
+    "plan of images": lambda path: free_for_output([path], True),
+    "image": lambda path: save_png(path, np.zeros((8, 8, 3), np.uint8), record(), 1, overwrite=True),
+}
+
+
+@pytest.mark.parametrize("what", ODD)
+@pytest.mark.parametrize("writer", WRITERS)
+def test_what_is_no_regular_file_is_never_replaced(writer: str, what: str, tmp_path: Path) -> None:
+    """Not even with --overwrite: a pipe has a reader that waits, and a device is no place for a file."""
+    path = tmp_path / "image.png"
+    ODD[what](path)
+    before = path.lstat()
+    with pytest.raises(OutputError, match=r"no regular file|is a folder"):
+        WRITERS[writer](path)
+    assert (path.lstat().st_ino, path.lstat().st_mode) == (before.st_ino, before.st_mode)
+    assert not [name for name in os.listdir(tmp_path) if name.startswith(".")]
+
+
+@pytest.mark.parametrize("exists", [True, False])
+@pytest.mark.parametrize("writer", ["text", "image"])
+def test_a_link_stays_and_what_it_leads_to_is_written(writer: str, exists: bool, tmp_path: Path) -> None:
+    (tmp_path / "away").mkdir()
+    target = tmp_path / "away" / "file"
+    if exists:
+        target.write_text("old")
+    (tmp_path / "image.png").symlink_to("away/file")
+    WRITERS[writer](tmp_path / "image.png")
+    assert os.readlink(tmp_path / "image.png") == "away/file"
+    assert target.read_bytes()[:3] in (b"new", b"\x89PN")
+    assert os.listdir(tmp_path / "away") == ["file"]
+
+
+def test_a_name_that_is_taken_by_a_link_to_nothing_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "image.png").symlink_to("gone")
+    path = save_png(tmp_path / "image.png", np.zeros((8, 8, 3), np.uint8), record(), 1)
+    assert path.name == "image-run2.png"
 
 
 def test_a_folder_with_a_name_that_is_too_long_is_refused(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import BenchOptions
 from sdort.console import say
 from sdort.errors import OutputError
+from sdort.staging import staged_output
 from sdort.verification.report.html import (
     DARK,
     LIGHT,
@@ -150,7 +151,8 @@ def write_plots(report: BenchReport, folder: Path) -> list[Path]:
                     if figure is not None:
                         footnote(figure, theme, caption(report.rows))
                         written.append(folder / f"{plot.name}-{theme.name}.png")
-                        figure.savefig(written[-1], dpi=130)
+                        with staged_output(written[-1]) as file:
+                            figure.savefig(file, format="png", dpi=130)
     except OSError as error:
         raise OutputError(f"cannot write plots to {folder}: {error.strerror or error}") from error
     say(f"wrote {len(written)} plots to {folder}")
