@@ -21,12 +21,9 @@ from sdort.machine.input_file import open_input
 from sdort.model.component_names import COMPONENTS
 from sdort.onnx_io.component_file import file_identity
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
-from sdort.pipelines.own_files import ListedFile, listed_files
+from sdort.pipelines.own_files import SMALL, ListedFile, listed_files
 from sdort.pipelines.remembered_hashes import RememberedHashes
 from sdort.staging import real
-
-SMALL = 4 * 2**20
-"""Bytes up to which a file is compared at once: hashing it costs less than a look at what is remembered."""
 
 _CONFIGS = ("config.json", "scheduler_config.json", INDEX)
 _TOKENIZERS = ("tokenizer", "tokenizer_2")
@@ -199,7 +196,10 @@ class ContentCheck:
 
     def _wrong(self, path: Path, problem: str) -> BadModelError:
         made = "sdort optimize" if self._optimized else "sdort export"
-        hint = f"Copy it again, or make it anew with {made}. If you changed it on purpose, go on with --no-check."
+        hint = (
+            f"Copy it again, or remove it and make it anew with {made}. If you changed it on purpose, go on with "
+            "--no-check."
+        )
         if self._root.is_relative_to(real(models_folder())):  # of no command: it was made on first use
             folder = shlex.quote(str(self._root.parent))
             hint = f"It is in sdort's cache. Remove it, and the next use makes it anew:\n    rm -r {folder}"

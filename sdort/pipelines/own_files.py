@@ -15,11 +15,16 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sdort.errors import BadModelError, OutputError
-from sdort.onnx_io.hashing import hash_file
+from sdort.machine.input_file import open_input
+from sdort.onnx_io.hashing import hash_file, hash_open
 from sdort.pipelines.configs import MANIFEST, read_manifest, write_json
+from sdort.pipelines.remembered_hashes import RememberedHashes
 
 SIGNATURE = "model.sig"
 """The file that holds a folder's signature, made last: no list can name its hash."""
+
+SMALL = 4 * 2**20
+"""Bytes up to which a file is compared at once: hashing it costs less than a look at what is remembered."""
 
 FILES = "files"
 """The manifest's field with the list."""
@@ -80,7 +85,8 @@ def listed_files(folder: Path) -> dict[str, ListedFile] | None:
 def why_foreign(folder: Path) -> str | None:
     """Why a folder holds more than sdort wrote there, as the end of a sentence that begins with its name; else None.
 
-    All that it holds has to be a regular file that its list names. Files of the list may be missing.
+    All that it holds has to be a regular file that its list names, and has to be as it was listed: a file that its user
+    edited, or that somebody added to a list, is not sdort's. Files of the list may be missing.
     """
     present = sorted(places_in(folder))
     if not present:
@@ -95,7 +101,37 @@ def why_foreign(folder: Path) -> str | None:
         return f"is of an older sdort, whose {MANIFEST} does not say which files are its own"
     own = {*listed, MANIFEST, SIGNATURE}
     others = [place for place in present if place not in own or not is_plain(folder / place)]
-    return f"holds what sdort did not write there: {named(others)}" if others else None
+    if others:
+        return f"holds what sdort did not write there: {named(others)}"
+    hashes = RememberedHashes(folder, "xxh128")
+    changed = [
+        place for place in present if place in listed and not _is_as_listed(folder, place, listed[place], hashes)
+    ]
+    return f"holds files that are not as sdort wrote them, edited or damaged: {named(changed)}" if changed else None
+
+
+def _is_as_listed(folder: Path, place: str, file: ListedFile, hashes: RememberedHashes) -> bool:
+    if (folder / place).stat().st_size != file.bytes:
+        return False
+    return (file.bytes > SMALL and hashes.find(place) == file.xxh128) or _hash(folder / place) == file.xxh128
+
+
+_HASHES: dict[tuple[int, ...], str] = {}
+"""By the file's identity on disk, which stays when the folder is renamed: a folder is looked at several times before it
+is replaced."""
+
+
+def _hash(path: Path) -> str | None:
+    """The hash of a file; None where it cannot be read."""
+    try:
+        with open_input(path, links=False) as file:
+            status = os.fstat(file.fileno())
+            identity = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            if identity not in _HASHES:
+                _HASHES[identity] = hash_open(file.fileno())
+    except BadModelError:
+        return None
+    return _HASHES[identity]
 
 
 def named(places: Sequence[str]) -> str:

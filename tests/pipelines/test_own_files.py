@@ -16,12 +16,12 @@ from sdort.pipelines.own_files import listed_files, why_foreign, write_own_files
 from sdort.staging import staged_directory
 
 
-def made(folder: Path) -> Path:
-    """A folder as sdort writes it, with the list of its files."""
+def made(folder: Path, known: str | None = None) -> Path:
+    """A folder as sdort writes it, with the list of its files; ``known`` is the graph's hash, by somebody's account."""
     for place in ("unet/model.onnx", "unet/model.onnx.data", "tokenizer/vocab.json", "model_index.json"):
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(place)
-    write_own_files(folder, {"source": "demo"}, {folder / "unet" / "model.onnx": "0" * 32})
+    write_own_files(folder, {"source": "demo"}, {folder / "unet" / "model.onnx": known} if known else {})
     return folder
 
 
@@ -31,7 +31,7 @@ def replace(out: Path) -> None:
 
 
 def test_all_files_are_listed_and_a_known_hash_is_not_computed_again(tmp_path: Path) -> None:
-    listed = listed_files(made(tmp_path))
+    listed = listed_files(made(tmp_path, "0" * 32))
     assert listed is not None
     assert set(listed) == {"unet/model.onnx", "unet/model.onnx.data", "tokenizer/vocab.json", "model_index.json"}
     assert (listed["unet/model.onnx"].bytes, listed["unet/model.onnx"].xxh128) == (15, "0" * 32)
@@ -93,6 +93,31 @@ def _lists_another_folder(out: Path) -> None:
     (out / "sdort.json").write_text(json.dumps({"files": {"../out/model_index.json": entry}}))
 
 
+def _edited(out: Path) -> None:
+    (out / "model_index.json").write_text("edited by hand")
+
+
+def _edited_to_the_same_size(out: Path) -> None:
+    path = out / "unet" / "model.onnx"
+    content, status = bytearray(path.read_bytes()), path.stat()
+    content[-1] ^= 1
+    path.write_bytes(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+def _forged_list(out: Path) -> None:
+    """A stranger's folder that names the file of whoever unpacks something into it."""
+    manifest = json.loads((out / "sdort.json").read_text())
+    manifest["files"]["thesis.txt"] = next(iter(manifest["files"].values()))
+    (out / "sdort.json").write_text(json.dumps(manifest))
+    (out / "thesis.txt").write_text("years of work")
+
+
+def _damaged(out: Path) -> None:
+    for place in ("model_index.json", "unet/model.onnx"):
+        os.truncate(out / place, 0)
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
@@ -103,6 +128,10 @@ def _lists_another_folder(out: Path) -> None:
         (_pipe, "did not write there: unet/model.onnx"),
         (_no_manifest, r"has no sdort.json, and holds model_index.json, .*, unet/model.onnx and 1 more"),
         (_older, "is of an older sdort"),
+        (_edited, "edited or damaged: model_index.json"),
+        (_edited_to_the_same_size, "edited or damaged: unet/model.onnx"),
+        (_forged_list, "edited or damaged: thesis.txt"),
+        (_damaged, "edited or damaged: model_index.json, unet/model.onnx"),
         (_lists_another_folder, "lists '../out/model_index.json', which cannot be a file of its folder"),
     ],
 )

@@ -26,7 +26,7 @@ from sdort.generation.images import save_png
 from sdort.generation.job import plan_jobs
 from sdort.generation.prompt_schedule import Clock, read_parts, read_schedule
 from sdort.generation.prompt_syntax import WEIGHTINGS, read_prompt
-from sdort.onnx_io.hashing import hash_file
+from sdort.onnx_io.hashing import hash_bytes, hash_file
 from sdort.ops.table import read_table
 from sdort.pipelines.configs import MANIFEST, check_processor
 from sdort.pipelines.content_check import checked
@@ -158,6 +158,9 @@ def own_files(folder: Path, data: bytes) -> None:
     listed = {f"out/{name}" for name in json.loads(data[1:])["files"]} | {f"out/{MANIFEST}"}
     folders = {name for name in inside if before[name] == "folder"}
     assert inside - folders <= listed, f"{inside - folders - listed} went, which no list names"
+    entries = json.loads(data[1:])["files"]
+    for name in inside - folders - {f"out/{MANIFEST}", "out/model.sig"}:
+        assert hash_bytes(before[name]) == entries[name.removeprefix("out/")]["xxh128"], f"{name} went"
 
 
 def _listed_folder(place: Path, choice: bytes) -> Path:
