@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sdort.generation.prompt_chunks import divide
+from sdort.generation.prompt_copies import negative_is_zero
 from sdort.generation.prompt_syntax import read_prompt
 from sdort.generation.request import Request
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
@@ -30,12 +31,14 @@ def prompt_arguments(pipeline: Any, request: Request, context: TensorSpec | None
     reader = PromptReader(tokenizers, context)
     prompt, negative = ((text,) * len(family.encoders) for text in (request.prompt, request.negative_prompt))
     weighting = request.prompt_weighting
+    forced = bool(pipeline.config.get("force_zeros_for_empty_prompt"))
+    is_zero = negative_is_zero(weighting, bool(request.negative_prompt), forced)
     if reader.fixed == 1 or (_fits(reader, prompt, weighting) and _fits(reader, negative, weighting)):
-        # SDXL's pipeline takes zeros where there is none, as ours does where it is empty.
-        return {"prompt": request.prompt, "negative_prompt": request.negative_prompt or None}
+        # SDXL's pipeline takes zeros where there is none, and encodes an empty one.
+        return {"prompt": request.prompt, "negative_prompt": None if is_zero else request.negative_prompt}
     encode = partial(encode_prompts, reader, weighting=weighting, encode=partial(_encode, pipeline, family))
     conditions = _conditions(family, encode({prompt: "prompt", negative: "negative prompt"}))
-    if not request.negative_prompt and pipeline.config.get("force_zeros_for_empty_prompt"):
+    if is_zero:
         conditions[negative] = {name: np.zeros_like(value) for name, value in conditions[negative].items()}
     blank: Texts = ("",) * len(family.encoders)
     same_length(

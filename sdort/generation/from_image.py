@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import say, warn
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.comfyui_graph import read_comfyui_graph
+from sdort.generation.image_programs import COMFYUI, program_of
 from sdort.generation.image_texts import read_texts
-from sdort.generation.infotext import Infotext, read_infotext
+from sdort.generation.infotext import Infotext, has_parameters, read_infotext
 from sdort.generation.input_image import InputImage
 from sdort.generation.request import GOES_WITH
 from sdort.machine.json_text import parse_json
+from sdort.pipelines.scheduler_names import WITH_ETA, WITHOUT_SPACING, find_scheduler
 
 REPLAYED = {
     "prompt": "prompt",
@@ -73,16 +75,8 @@ COMPARED = {
 }  # fmt: skip
 """Option that names files -> the fields of their records that change an image, and what they are of a file."""
 
-_PROGRAMS = {
-    "fooocus_scheme": "Fooocus",
-    "invokeai_metadata": "InvokeAI",
-    "sd-metadata": "InvokeAI",
-    "Dream": "InvokeAI",
-    "workflow": "ComfyUI",
-    "prompt": "ComfyUI",
-}
-"""Keyword of a text -> the program that writes it, in place of A1111's ``parameters`` or as JSON under that name."""
-
+_MOST = 8000
+"""Characters of all that is left of an image, as long as a page: each reason why the new one differs has to be told."""
 _TEXTS = {"prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "prompt_weighting", "scheduler",
           "timestep_spacing", "hires_upscale"}  # fmt: skip
 _SWITCHES = {"vae_tiling", "vae_slicing", "only_masked", "guess_mode"}
@@ -182,8 +176,8 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
     texts = read_texts(path)
     if "sdort" in texts:
         return _of_record(path, texts["sdort"], given)
-    program = _other_program(texts)
-    if program == "ComfyUI" and "prompt" in texts:
+    program = program_of(texts)
+    if program == COMFYUI and "prompt" in texts:
         try:
             return _taken_over(path, read_comfyui_graph(texts["prompt"]), given)
         except ValueError as error:
@@ -196,7 +190,7 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
             f"{path} was drawn by {program}, whose notes in it sdort does not read",
             hint="Give its prompt and options yourself, or an image that was saved with A1111's parameters.",
         )
-    if "parameters" not in texts:
+    if not has_parameters(texts.get("parameters", "")):
         raise UsageError(
             f"{path} says nothing of how it was drawn",
             hint="Take an image of sdort, or one with A1111's parameters; editors and chat programs remove them.",
@@ -207,12 +201,45 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
 def _taken_over(path: Path, info: Infotext, given: Mapping[str, Any]) -> DrawnWith:
     """What another program's image says and sdort takes over; the rest is told."""
     options = {name: value for name, value in info.options.items() if name not in given}
-    # Of an image from another image A1111 says how strongly, never from which: without one the rest means nothing.
-    without = {name: needed for name in options if (needed := _lacks(name, {*options, *given}))}
-    left = [*info.left, *(f"{_flag(name)} {options[name]} (needs {_flag(needed)})" for name, needed in without.items())]
+    options, left = _fitting(options, given)
+    _tell_left(path, [*info.left, *left])
+    return DrawnWith(options, info.model)
+
+
+def _tell_left(path: Path, left: Sequence[str]) -> None:
     if left:
-        warn(f"{path} says what sdort does not take over: {cut('; '.join(left), 400)}")
-    return DrawnWith({name: value for name, value in options.items() if name not in without}, info.model)
+        warn(f"{path} says what sdort does not take over: {cut('; '.join(left), _MOST)}")
+
+
+def _fitting(options: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """The options of an image that go with each other and with what is given; the others, with the reason.
+
+    Of an image from another image A1111 says how strongly, never from which: without one the rest means nothing. And
+    nobody is refused an option that they did not give.
+    """
+    there = {**options, **given}
+    reasons = {name: f"needs {_flag(needed)}" for name in options if (needed := _lacks(name, there))}
+    beside = next((name for name in ("init_image", "refiner") if given.get(name)), None)
+    if beside and "hires" in options:
+        clash = [name for name in options if name == "hires" or GOES_WITH.get(name) == "hires"]
+        reasons |= dict.fromkeys(clash, f"does not go with {_flag(beside)}")
+    reasons |= {name: why for name, why in _of_scheduler(there.get("scheduler")).items() if name in options}
+    left = [f"{_flag(name)} {one_line(str(options[name]))} ({why})" for name, why in reasons.items()]
+    return {name: value for name, value in options.items() if name not in reasons}, left
+
+
+def _of_scheduler(name: Any) -> dict[str, str]:
+    """Options that a scheduler has not -> the reason; none where it is the pipeline's own, or unknown."""
+    try:
+        class_name = find_scheduler(name)[0] if isinstance(name, str) else None
+    except SdortError:
+        return {}  # refused where it is asked for
+    reasons = {}
+    if class_name not in WITH_ETA:
+        reasons["eta"] = f"{class_name or 'the scheduler, which it does not say,'} takes none"
+    if class_name in WITHOUT_SPACING:
+        reasons["timestep_spacing"] = f"{class_name} has none"
+    return reasons
 
 
 def _lacks(option: str, there: Collection[str]) -> str | None:
@@ -226,23 +253,6 @@ def _lacks(option: str, there: Collection[str]) -> str | None:
 
 def _flag(option: str) -> str:
     return f"--{option.replace('_', '-')}"
-
-
-def _other_program(texts: Mapping[str, str]) -> str | None:
-    """The program that drew an image whose texts are not A1111's; None if they are, or there are none."""
-    if "parameters" in texts and not _is_object(texts["parameters"]):
-        return None
-    if "sui_image_params" in texts.get("parameters", ""):
-        return "SwarmUI"
-    known = next((program for keyword, program in _PROGRAMS.items() if keyword in texts), None)
-    return known or ("another program" if "parameters" in texts else None)
-
-
-def _is_object(text: str) -> bool:
-    try:
-        return isinstance(parse_json(text.encode()), dict)
-    except ValueError:
-        return False
 
 
 def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
@@ -271,6 +281,8 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     wrong = next((option for option, value in options.items() if not isinstance(value, _kind(option))), None)
     if wrong:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
+    options, left = _fitting(options, given)
+    _tell_left(path, left)
     told = (record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash"))
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
     listed = {option: _records(record.get(GIVEN_AGAIN[option])) for option in COMPARED}

@@ -2,7 +2,10 @@
 
 PNG keeps texts by keywords (https://www.w3.org/TR/png-3/, sections 5 and 11.3.3). In the others Exif keeps them: A1111
 and model sites write ``parameters`` as its user comment, ComfyUI ``prompt:`` and ``workflow:`` as the camera's model
-and maker.
+and maker and the tags before them.
+
+Which characters the bytes of a text are, many programs say wrongly: PNG's ``tEXt`` is Latin-1, and stable-diffusion.cpp
+writes UTF-8 there. What is valid UTF-8 is read as such, since Latin-1 that people write hardly ever is.
 """
 
 from __future__ import annotations
@@ -22,8 +25,11 @@ MAX_TEXT = 1 << 21
 """Bytes of a text: two prompts of the longest that sdort takes, each quoted, are a fifth."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-_EXIF, _USER_COMMENT, _MAKER, _MODEL = 0x8769, 0x9286, 0x010F, 0x0110
-"""Numbers of Exif's tags."""
+_EXIF, _USER_COMMENT, _SOFTWARE = 0x8769, 0x9286, 0x0131
+_NAMED = range(0x0110, 0x0100, -1)
+"""Numbers of Exif's tags; ComfyUI writes from the camera's model on downwards."""
+XMP = "XML:com.adobe.xmp"
+"""PNG's keyword of XMP."""
 
 
 def read_texts(path: Path) -> dict[str, str]:
@@ -49,31 +55,74 @@ def _exif_texts(content: bytes, path: Path) -> dict[str, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other damaged tags
-            exif = Image.open(io.BytesIO(content), formats=("JPEG", "WEBP")).getexif()
+            picture = Image.open(io.BytesIO(content), formats=("JPEG", "WEBP"))
+            exif = picture.getexif()
             comment = exif.get_ifd(_EXIF).get(_USER_COMMENT)
         texts = {}
-        for value in (exif.get(_MODEL), exif.get(_MAKER)):
-            keyword, colon, text = str(value or "").rstrip("\0").partition(":")
+        for value in filter(None, map(exif.get, _NAMED)):
+            keyword, colon, text = _decoded(_bytes(value)).rstrip("\0").partition(":")
             if colon and keyword in ("prompt", "workflow"):
                 texts[keyword] = text
+        if exif.get(_SOFTWARE):
+            texts["Software"] = _decoded(_bytes(exif[_SOFTWARE])).rstrip("\0")
         if comment:
-            texts["parameters"] = _comment(comment if isinstance(comment, bytes) else str(comment).encode())
+            texts["parameters"] = _comment(_bytes(comment), "be" if exif.endian == ">" else "le")
+        if picture.info.get("xmp"):
+            texts[XMP] = _decoded(_bounded(_bytes(picture.info["xmp"])))
     except Exception as error:  # decoders of broken files end in any error
         raise BadModelError(f"{path} has Exif data that cannot be read: {library_reason(error)}") from error
     return texts
 
 
-def _comment(comment: bytes) -> str:
-    """A user comment: eight bytes say its code. Which byte of UTF-16 comes first nobody says; most texts are ASCII.
+def _bytes(value: object) -> bytes:
+    """The bytes of a tag, which Pillow gives as Latin-1 where the tag's type is text."""
+    return value if isinstance(value, bytes) else str(value).encode("latin-1", "replace")
+
+
+def _comment(comment: bytes, order: str) -> str:
+    """A user comment: eight bytes say its code.
 
     https://www.cipa.jp/std/documents/e/DC-008-2012_E.pdf, section 4.6.5
+
+    Args:
+        order: ``be`` or ``le``, the file's order of bytes.
     """
-    code, text = comment[:8], _bounded(comment[8:])
-    if code == b"UNICODE\0":
-        first = text[0::2].count(0) > text[1::2].count(0)
-        return text.decode("utf-16-be" if first else "utf-16-le").lstrip("\ufeff").rstrip("\0")
-    known = code in (b"ASCII\0\0\0", bytes(8))
-    return (text if known else _bounded(comment)).decode("utf-8").rstrip("\0")
+    code, text = comment[:8].rstrip(b"\0 ").upper(), _bounded(comment[8:])
+    if code == b"UNICODE":
+        return _unicode(text, order)
+    if code == b"JIS":
+        return text.rstrip(b"\0").decode("iso2022_jp")
+    if code == b"ASCII":
+        return _decoded(text).rstrip("\0")
+    return (_bounded(comment) if code else text).decode("utf-8-sig").rstrip("\0")
+
+
+def _unicode(text: bytes, order: str) -> str:
+    """UTF-16, whose mark says which byte comes first, or else most texts' ASCII, or else the file; without any zero in
+    it UTF-8 that names itself so."""
+    if text[:2] not in (b"\xff\xfe", b"\xfe\xff"):
+        if 0 not in text.rstrip(b"\0") and _is_utf8(text):
+            return _decoded(text).rstrip("\0")
+        high, low = text[0::2].count(0), text[1::2].count(0)
+        order = order if high == low else "be" if high > low else "le"
+    elif text[:2] == b"\xff\xfe":
+        order = "le"
+    else:
+        order = "be"
+    return text.decode(f"utf-16-{order}").lstrip("\ufeff").rstrip("\0")
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _decoded(data: bytes) -> str:
+    """Text in UTF-8, with or without a mark, and what is none in Latin-1."""
+    return data.decode("utf-8-sig" if _is_utf8(data) else "latin-1")
 
 
 def _png_texts(content: bytes, path: Path) -> dict[str, str]:
@@ -105,18 +154,18 @@ def _keep(texts: dict[str, str], kind: bytes, chunk: bytes, path: Path) -> None:
 
 
 def _plain(rest: bytes) -> str:
-    return _bounded(rest).decode("latin-1")
+    return _decoded(_bounded(rest))
 
 
 def _compressed(rest: bytes) -> str:
-    return _inflated(rest[1:]).decode("latin-1")
+    return _decoded(_inflated(rest[1:]))
 
 
 def _international(rest: bytes) -> str:
     packed, text = rest[:1] == b"\1", rest[2:].split(b"\0", 2)
     if len(text) < 3:
         raise ValueError("it has no end of its language")
-    return (_inflated(text[2]) if packed else _bounded(text[2])).decode()
+    return (_inflated(text[2]) if packed else _bounded(text[2])).decode("utf-8-sig")
 
 
 def _inflated(data: bytes) -> bytes:

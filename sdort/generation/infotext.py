@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,6 +55,7 @@ _NUMBERS: dict[str, Range[int] | Range[float]] = {
     "Seed": SEED,
     "Clip skip": CLIP_SKIP,
     "Eta": ETA,
+    "Eta DDIM": ETA,
     "Mask blur": MASK_BLUR,
     "Masked area padding": MASK_PADDING,
     "Variation seed": VARIATION_SEED,
@@ -67,17 +68,25 @@ _NUMBERS: dict[str, Range[int] | Range[float]] = {
 _OTHERS = (
     "Size",
     "Prompt weighting",
+    "Emphasis",
     "Sampler",
     "Schedule type",
     "Denoising strength",
     "Hires upscaler",
     "Inpaint area",
+    "VAE",
+    "VAE hash",
+    "Civitai resources",
 )
 _STRENGTH = "Denoising strength"
-_TOLD = {"Model", "Model hash", "VAE", "VAE hash", "Version", "RNG", "Created Date", "Civitai resources",
-         "Civitai metadata", "Hashes", "Template", "Negative Template", "App", "Backend", "Pipeline", "Operations",
-         "User", "Batch size", "Batch pos"}  # fmt: skip
-"""Names whose values are no options, and change nothing or are told elsewhere."""
+_TOLD = {"Model", "Model hash", "Version", "RNG", "Created Date", "Civitai metadata", "Hashes", "Template",
+         "Negative Template", "App", "Backend", "Pipeline", "Operations", "User", "Batch size",
+         "Batch pos"}  # fmt: skip
+"""Names whose values are no options, and change nothing or are told elsewhere. All others change the image."""
+_OWN_VAE = ("None", "Automatic")
+"""A1111's VAE -> the checkpoint's own."""
+_EMPHASIS = {"Original": WEIGHTINGS[0], "None": "none"}
+"""A1111's emphasis -> the option ``prompt_weighting``."""
 
 _CASES = {name.lower(): name for name in (*_NUMBERS, *_OTHERS, *_TOLD)}
 _USUAL_SPACING = dict.fromkeys(
@@ -108,12 +117,19 @@ def read_infotext(text: str) -> Infotext:
     negative = "\n".join(lines[start:]).strip().removeprefix(_NEGATIVE).strip()
     info = Infotext({"prompt": _unquoted("\n".join(lines[:start]).strip()), "negative_prompt": _unquoted(negative)})
     _take_numbers(info, pairs)
+    _take_weighting(info, pairs)
     _take_scheduler(info, pairs)
     _take_task(info, pairs)
+    _tell_files(info, pairs)
     named = [pairs[name] for name in ("Model", "Model hash") if name in pairs]
     info.model = " ".join(map(one_line, named)) or None
     info.left += [*_unknown(pairs), *(cut(one_line(line), 40) for line in behind)]
     return info
+
+
+def has_parameters(text: str) -> bool:
+    """Whether a text has a line of parameters, and is not any note in a photograph."""
+    return bool(_divided(text.strip().split("\n"))[1])
 
 
 def _divided(lines: list[str]) -> tuple[list[str], dict[str, str], list[str]]:
@@ -187,22 +203,69 @@ def _take_numbers(info: Infotext, pairs: Mapping[str, str]) -> None:
             info.left.append(f"{name}: {cut(one_line(text), 40)}")
         else:
             info.options[limits.name] = limits.check(value)
-    if pairs.get("Prompt weighting") in WEIGHTINGS:
-        info.options["prompt_weighting"] = pairs["Prompt weighting"]
+    if "Size" in pairs and not size:
+        info.left.append(f"Size: {cut(one_line(pairs['Size']), 40)}")
+
+
+def _take_weighting(info: Infotext, pairs: Mapping[str, str]) -> None:
+    said = {"Emphasis": _EMPHASIS, "Prompt weighting": {name: name for name in WEIGHTINGS}}
+    for name, known in said.items():
+        value = pairs.get(name)
+        if value in known:
+            info.options["prompt_weighting"] = known[value]
+        elif value is not None:
+            info.left.append(f"{name}: {cut(one_line(value), 40)}")
+
+
+def _tell_files(info: Infotext, pairs: Mapping[str, str]) -> None:
+    """Files that change the image, whose place is another option's or none's."""
+    vae = pairs.get("VAE", pairs.get("VAE hash"))
+    if vae is not None and vae not in _OWN_VAE:
+        info.left.append(f"VAE: {cut(one_line(vae), 40)}")
+    if "Civitai resources" in pairs:
+        info.left += [f"Civitai resource: {cut(one_line(each), 60)}" for each in _resources(pairs["Civitai resources"])]
+
+
+def _resources(text: str) -> list[str]:
+    """What Civitai lists beside the checkpoint, such as LoRAs with their weights."""
+    try:
+        listed = json.loads(text)
+    except (ValueError, RecursionError):
+        listed = None
+    if not isinstance(listed, list):
+        return [text]
+    others = [each if isinstance(each, dict) else {"type": each} for each in listed]
+    names = ("type", "modelName", "modelVersionId", "weight")
+    return [
+        " ".join(str(each[name]) for name in names if name in each)
+        for each in others
+        if each.get("type") != "checkpoint"
+    ]
 
 
 def _take_scheduler(info: Infotext, pairs: Mapping[str, str]) -> None:
     sampler, spacing = pairs.get("Sampler", "Default"), pairs.get("Schedule type")
-    if sampler == "Default":  # SD.Next's name for the model's own
-        return
     if spacing == "Automatic":
         spacing = _USUAL_SPACING.get(sampler)
+    if sampler == "Default":  # SD.Next's name for the model's own
+        info.left += [f"Schedule type: {cut(one_line(spacing), 40)}"] if spacing else []
+        return
     names = [f"{sampler} {spacing}", sampler] if spacing else [sampler]
+    # stable-diffusion.cpp writes the schedule behind the sampler: euler_a discrete.
+    take_scheduler(info, "Sampler: ", [*names, *[sampler.rpartition(" ")[0]] * (" " in sampler)])
+
+
+def take_scheduler(info: Infotext, word: str, names: Sequence[str]) -> None:
+    """Take the first of several names of a scheduler that there is; those before it are told.
+
+    Args:
+        word: what a name is, for the message.
+    """
     for name in names:
         try:
             find_scheduler(name)
         except SdortError:
-            info.left.append(f"Sampler: {cut(one_line(name), 40)}")
+            info.left.append(f"{word}{cut(one_line(name), 40)}")
             continue
         info.options["scheduler"] = name
         return

@@ -20,6 +20,20 @@ CopyTexts = tuple["Texts | None", ...]
 """The texts of one call."""
 
 
+def negative_is_zero(weighting: str, text: bool, forced: bool) -> bool:
+    """Whether a negative prompt conditions the UNet as zeros, not as the encoders' outputs for it.
+
+    diffusers and A1111 (``force_zero_embeddings``) take zeros for SDXL's where it is empty; ComfyUI encodes every text.
+    https://github.com/comfyanonymous/ComfyUI, nodes.py, ``CLIPTextEncode``
+
+    Args:
+        weighting: the program that prompts are read as.
+        text: whether there is one.
+        forced: ``force_zeros_for_empty_prompt`` of the pipeline.
+    """
+    return forced and not text and weighting != "comfyui"
+
+
 def copy_schedules(
     request: Request, encoders: Sequence[str], *, guided: bool, empty_is_zero: bool
 ) -> list[tuple[Schedule, ...] | None]:
@@ -27,7 +41,7 @@ def copy_schedules(
 
     Args:
         encoders: components, in their order.
-        empty_is_zero: whether an empty negative prompt conditions as zeros.
+        empty_is_zero: as ``forced`` of :func:`negative_is_zero`.
     """
 
     def schedules(first: str, second: str) -> tuple[Schedule, ...]:
@@ -38,7 +52,8 @@ def copy_schedules(
     if not guided:
         return prompts
     negative = request.negative_prompt, request.negative_prompt_2
-    return [None if empty_is_zero and not any(negative) else schedules(*negative), *prompts]
+    is_zero = negative_is_zero(request.prompt_weighting, any(negative), empty_is_zero)
+    return [None if is_zero else schedules(*negative), *prompts]
 
 
 def remark_on_schedules(copies: CopySchedules, calls: Sequence[CopyTexts]) -> None:

@@ -29,11 +29,12 @@ _MARKS = {
 }
 
 
-def parse_json(content: bytes, *, infinity: bool = False) -> Any:
+def parse_json(content: bytes, *, infinity: bool = False, constants: bool = False) -> Any:
     """The value of a JSON text in UTF-8.
 
     Args:
         infinity: also take ``Infinity`` and ``-Infinity``, which Python writes and JSON has not.
+        constants: take ``NaN`` too. Numbers have to be checked where they are used.
 
     Raises:
         ValueError: what is wrong, to be put behind the file's name: ``is no JSON (...)``.
@@ -42,7 +43,7 @@ def parse_json(content: bytes, *, infinity: bool = False) -> Any:
     _check_depth(text)
 
     def constant(name: str) -> float:
-        if name == "NaN" or not infinity:
+        if not constants and (name == "NaN" or not infinity):
             raise ValueError(f"{name} is no number")
         return float(name)
 

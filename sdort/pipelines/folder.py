@@ -67,7 +67,8 @@ class PipelineFolder:
 
     @property
     def empty_is_zero(self) -> bool:
-        """Whether an empty negative prompt conditions the UNet as zeros, not as the encoders' outputs for it."""
+        """Whether diffusers conditions the UNet as zeros by an empty negative prompt, not as the encoders' outputs for
+        it."""
         index = optional_config(self.path / INDEX, PIPELINE_INDEX)
         usual = self.family.empty_is_zero
         return self.family.size_conditioning and bool(index.get("force_zeros_for_empty_prompt", usual))

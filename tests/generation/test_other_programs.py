@@ -24,7 +24,8 @@ TEXTS = {
         ' Lora hashes: "fine: b4a1d2, other: 7c", TI hashes: "EasyNegative: c74b4e810b03", Version: v1.6.0,'
         ' Hashes: {"vae": "735e4c3a44", "embed:EasyNegative": "66a7279a88", "model": "6ce0161689"}',
         {"steps": 28, "scheduler": "DPM++ 2M Karras", "guidance_scale": 7, "seed": 5, "width": 512, "height": 768},
-        ["ENSD: 31337", "Lora hashes: fine: b4a1d2, other: 7c", "TI hashes: EasyNegative: c74b4e810b03"],
+        ["VAE: vae-ft.safetensors", "ENSD: 31337", "Lora hashes: fine: b4a1d2, other: 7c",
+         "TI hashes: EasyNegative: c74b4e810b03"],
     ),
     "a1111 with extensions": (
         "a cat\nSteps: 20, Sampler: Euler a, Schedule type: Automatic, CFG scale: 7, Seed: 5, Size: 512x512,"
@@ -69,7 +70,7 @@ TEXTS = {
         ' metadata: {}',
         {"steps": 25, "scheduler": "Euler a", "guidance_scale": 3.5, "seed": 5, "width": 832, "height": 1216,
          "clip_skip": 2},
-        [],
+        ["Civitai resource: lora 1 0.8"],
     ),
     "fooocus": (
         "a cat\nSteps: 30, Sampler: DPM++ 2M SDE Karras, Seed: 5, Size: 1152x896, CFG scale: 4, Sharpness: 2,"
@@ -205,10 +206,15 @@ def test_sdxls_two_prompts_and_odd_values_of_a_graph_are_read_or_told() -> None:
         good="CLIPTextEncodeSDXL", sampler={"seed": 1 << 70, "sampler_name": "ipndm"}, bad={"clip": ["file", 1]}
     )
     changed["good"]["inputs"] |= {"text_l": "a", "text_g": "b"}
+    del changed["good"]["inputs"]["text"]
     info = read_comfyui_graph(json.dumps(changed))
     assert (info.options["prompt"], info.options["prompt_2"]) == ("a", "b")
     assert {"seed", "scheduler"}.isdisjoint(info.options)
-    assert info.left == [f"seed {1 << 70}", "sampler ipndm_karras", "sampler ipndm", "LoRA fine.safetensors:0.8"]
+    assert info.left == [
+        f"seed {1 << 70}", "sampler ipndm_karras", "sampler ipndm",
+        "LoRA fine.safetensors:0.8 (strength_clip 1, 0 for the negative prompt)",
+        "clip layer -1 of its negative prompt",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

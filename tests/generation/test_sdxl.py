@@ -99,6 +99,12 @@ def drawn_by(pipeline: Any, request: Request, **embeddings: Any) -> list[Array]:
     return [(image * 255).round().astype(np.uint8) for image in images]
 
 
+def torch_generator(seed: int) -> Any:
+    import torch
+
+    return torch.Generator().manual_seed(seed)
+
+
 # The same images as diffusers
 
 
@@ -199,6 +205,29 @@ def test_an_empty_negative_prompt_is_encoded_where_the_index_says_so(
     encoding.set_progress_bar_config(disable=True)
     compare(folder, encoding, REQUEST, ALIKE)
     assert psnr(ours(folder, REQUEST)[0], ours(exported.out, REQUEST)[0]) < 60
+
+
+@pytest.mark.parametrize("weighting", ["a1111", "none", "comfyui"])
+@pytest.mark.parametrize("loop", ["device", "host"])
+def test_an_empty_negative_prompt_is_encoded_where_the_weighting_is_comfyuis(
+    exported: Exported, theirs: Any, weighting: str, loop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """diffusers encodes an empty text and takes zeros for none; verify's and bench's runner follows the same rule."""
+    request = replace(REQUEST, prompt_weighting=weighting, steps=2, height=256, width=256)
+    if loop == "host":
+        monkeypatch.setattr(TextToImage, "_recurrence", lambda *_: None)
+    [drawn] = [image.pixels for image in load_pipeline(exported.out, CPU).generate(request)]
+    encoded, zeros = (
+        theirs(request.prompt, negative_prompt=text, num_inference_steps=2, guidance_scale=5.0, height=256, width=256,
+               generator=torch_generator(request.seed), output_type="np").images[0] * 255
+        for text in ("", None)
+    )  # fmt: skip
+    wanted, other = (encoded, zeros) if weighting == "comfyui" else (zeros, encoded)
+    assert psnr(drawn, wanted.round().astype(np.uint8)) >= ALIKE
+    assert psnr(drawn, other.round().astype(np.uint8)) < 60
+    runner = PipelineRunner(theirs, request, (256, 256), lambda call: call())
+    runner()
+    assert psnr(drawn, runner.result()[0].pixels) >= ALIKE
 
 
 def test_through_the_host_it_is_the_same_image(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
