@@ -22,6 +22,7 @@ import numpy.typing as npt
 from sdort.console import say
 from sdort.errors import SdortError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.generation.mask_meaning import selected_by
 from sdort.machine.input_file import read_input
 from sdort.model.signature import Array
 
@@ -73,17 +74,17 @@ def read_image(source: ImageSource, option: str) -> InputImage:
     name, picture = _opened(source, option)
     if _sees_through(picture):
         say(f"{option} {name}: its transparent parts are taken as white")
-    return InputImage(name, _flat(picture, "white").convert("RGB"))
+    return InputImage(name, _on_white(picture).convert("RGB"))
 
 
 def read_mask(source: ImageSource, option: str) -> InputImage:
-    """A mask as grey: white is what it selects; what is transparent is black.
+    """A mask as grey: white is what it selects, by :func:`selected_by`.
 
     Raises:
-        UsageError: as :func:`read_image`.
+        UsageError: as :func:`read_image`, or of two meanings.
     """
     name, picture = _opened(source, option)
-    return InputImage(name, _flat(picture, "black").convert("L"))
+    return InputImage(name, selected_by(picture, f"{option} {name}".rstrip()))
 
 
 def _opened(source: ImageSource, option: str) -> tuple[str, Image.Image]:
@@ -166,12 +167,19 @@ def _eight_bits(picture: Image.Image, what: str) -> Image.Image:
         values = np.asarray(picture)
         if values.min() < 0 or values.max() > 65535:
             raise UsageError(f"{what} has 32 bits a channel", hint="Save it with 8 or 16 bits a channel.")
-        return Image.fromarray((values / 257).round().astype(np.uint8))
+        grey = Image.fromarray((values / 257).round().astype(np.uint8))
+        clear = picture.info.get("transparency")  # PNG's level that is transparent
+        if isinstance(clear, int):
+            grey = grey.convert("RGBA")
+            grey.putalpha(Image.fromarray(np.where(values == clear, 0, 255).astype(np.uint8)))
+        return grey
     if picture.mode == "F":
         raise UsageError(f"{what} has floating-point pixels", hint="Save it with 8 or 16 bits a channel.")
-    if picture.mode in ("L", "RGB", "RGBA"):
+    if picture.has_transparency_data:  # a channel, or a colour of PNG and GIF
+        return picture if picture.mode == "RGBA" else picture.convert("RGBA")
+    if picture.mode in ("L", "RGB"):
         return picture
-    return picture.convert("L" if picture.mode == "1" else "RGBA" if picture.has_transparency_data else "RGB")
+    return picture.convert("L" if picture.mode == "1" else "RGB")
 
 
 def _from_array(values: Array, option: str) -> Image.Image:
@@ -195,10 +203,9 @@ def _sees_through(picture: Image.Image) -> bool:
     return picture.mode == "RGBA" and np.asarray(picture.getchannel("A")).min() < 255
 
 
-def _flat(picture: Image.Image, colour: str) -> Image.Image:
-    """The picture on a background of one colour."""
+def _on_white(picture: Image.Image) -> Image.Image:
     from PIL import Image
 
     if picture.mode != "RGBA":
         return picture
-    return Image.alpha_composite(Image.new("RGBA", picture.size, colour), picture)
+    return Image.alpha_composite(Image.new("RGBA", picture.size, "white"), picture)

@@ -58,13 +58,95 @@ def test_exif_says_what_is_up(tmp_path: Path) -> None:
     assert read_image(file, "--init-image").size == (16, 8)
 
 
-def test_transparent_parts_are_white_in_an_image_and_black_in_a_mask(capsys: pytest.CaptureFixture[str]) -> None:
+def test_transparent_parts_are_white_in_an_image_and_what_a_photograph_selects_as_mask(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     glass = np.dstack([COLOUR, np.where(GREY < 128, 0, 255).astype(np.uint8)])
     image = np.asarray(read_image(glass, "--init-image").picture)
     assert (image[:8] == 255).all()
     np.testing.assert_array_equal(image[8:], COLOUR[8:])
     assert "transparent parts are taken as white" in capsys.readouterr().err
-    assert (np.asarray(read_mask(glass, "--mask").picture)[:8] == 0).all()
+    mask = np.asarray(read_mask(glass, "--mask").picture)
+    np.testing.assert_array_equal(mask, np.where(GREY < 128, 255, 0))
+    assert "its transparent parts are generated anew" in capsys.readouterr().err
+
+
+HOLE = np.pad(np.ones((6, 6), bool), 5)
+"""True in the middle of 16 x 16 pixels."""
+
+
+def photo(kind: str) -> np.ndarray[Any, Any]:
+    """A photograph, [16, 16, 3]: colours, greys, a night, or a white table."""
+    rng = np.random.default_rng(4)
+    colours = rng.integers(0, 256, (16, 16, 3)).astype(np.uint8)
+    dark = np.where(rng.random((16, 16, 3)) < 0.9, 5, colours)
+    light = np.where(rng.random((16, 16, 3)) < 0.9, 250, colours)
+    grey = np.repeat(colours[:, :, :1], 3, axis=2)
+    return {"colours": colours, "greys": grey, "night": dark, "white table": light}[kind].astype(np.uint8)
+
+
+@pytest.mark.parametrize("form", ["RGBA", "LA", "P", "PA", "key", "webp", "array"])
+@pytest.mark.parametrize("kind", ["colours", "greys", "night", "white table"])
+def test_the_hole_of_a_photograph_is_what_it_selects(
+    kind: str, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In every form that keeps transparency, whatever the colours in the hole; ComfyUI's LoadImage: 1 - alpha."""
+    picture = np.dstack([photo(kind), np.where(HOLE, 0, 255).astype(np.uint8)])
+    made: Any = Image.fromarray(picture)
+    if form == "key":  # PNG's one transparent colour
+        picture[HOLE, :3] = (1, 2, 3)
+        picture[~HOLE & (picture[:, :, :3] == (1, 2, 3)).all(axis=2), 0] = 9
+        made = saved(tmp_path, Image.fromarray(picture[:, :, :3].copy()), "a.png", transparency=(1, 2, 3))
+    elif form == "array":
+        made = picture
+    elif form == "P":
+        made = saved(tmp_path, made.quantize(255, method=Image.Quantize.FASTOCTREE), "a.png")
+    elif form == "webp":
+        made = saved(tmp_path, made, "a.webp", lossless=True, exact=True)
+    elif form != "RGBA":
+        made = made.convert(form)
+    mask = np.asarray(read_mask(made, "--mask").picture)
+    np.testing.assert_array_equal(mask >= 128, HOLE)
+    assert "its transparent parts are generated anew" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("ground", ["transparent", "opaque"])
+@pytest.mark.parametrize("form", ["RGBA", "LA", "L", "1", "16 bits"])
+def test_a_drawn_mask_selects_what_is_white(ground: str, form: str, tmp_path: Path) -> None:
+    """As diffusers and A1111 take it, on a transparent or a black ground."""
+    white = np.where(HOLE, 255, 0).astype(np.uint8)
+    alpha = white if ground == "transparent" else np.full_like(white, 255)
+    made: Any = Image.fromarray(np.dstack([white, white, white, alpha]))
+    if form == "16 bits":
+        made = saved(tmp_path, Image.fromarray(white.astype(np.uint16) * 257), "a.png",
+                     **({"transparency": 0} if ground == "transparent" else {}))  # fmt: skip
+    elif form in ("L", "1"):
+        made = saved(tmp_path, Image.fromarray(white).convert(form), "a.png",
+                     **({"transparency": 0} if ground == "transparent" else {}))  # fmt: skip
+    else:
+        made = made.convert(form)
+    np.testing.assert_array_equal(np.asarray(read_mask(made, "--mask").picture) >= 128, HOLE)
+
+
+def test_black_with_a_hole_selects_the_hole_and_soft_holes_stay_soft() -> None:
+    alpha = np.where(HOLE, 100, 255).astype(np.uint8)
+    black = np.dstack([np.zeros((16, 16, 3), np.uint8), alpha])
+    np.testing.assert_array_equal(np.asarray(read_mask(black, "--mask").picture), 255 - alpha)
+
+
+def test_strokes_of_one_colour_on_a_transparent_ground_may_mean_both() -> None:
+    red = np.dstack([np.full((16, 16, 3), (200, 30, 40), np.uint8), np.where(HOLE, 255, 0).astype(np.uint8)])
+    with pytest.raises(UsageError, match="--mask is one colour on a transparent ground"):
+        read_mask(red, "--mask")
+
+
+def test_a_mask_of_one_value_or_of_greys_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    read_mask(np.full((16, 16), 255, np.uint8), "--mask")
+    assert "--mask selects the whole image" in capsys.readouterr().err
+    read_mask(photo("greys"), "--mask")
+    assert "is not black and white" in capsys.readouterr().err
+    read_mask(np.where(HOLE, 255, 0).astype(np.uint8), "--mask")
+    assert capsys.readouterr().err == ""
 
 
 def test_the_first_picture_of_several_is_taken_and_that_is_told(
