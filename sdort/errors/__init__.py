@@ -23,7 +23,11 @@ def nearest_name(name: str, known: Iterable[str], likeness: float = 0.6) -> str 
     """
     from difflib import get_close_matches  # --help needs it not
 
-    return next(iter(get_close_matches(name, list(known), 1, likeness)), None)
+    listed = list(known)
+    # Of two lengths a and b no more than 2 min(a, b) / (a + b) are equal; a stranger's name may have megabytes.
+    if len(name) > (2 / likeness - 1) * max(map(len, listed), default=0):
+        return None
+    return next(iter(get_close_matches(name, listed, 1, likeness)), None)
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:

@@ -17,6 +17,8 @@ from sdort.errors import UsageError
 from sdort.errors.plain_text import cut
 
 N = TypeVar("N", int, float)
+DECIMAL = r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
+"""The pattern of a decimal number. There is one way to read each, so that a text of digits alone is read once."""
 _SHOWN = 40
 """Characters of a refused value that a message repeats."""
 
@@ -66,7 +68,7 @@ class Range(Generic[N]):
         """The number that ``text`` says, in ASCII digits; ``text`` itself if none, which :meth:`check` refuses."""
         if self.whole:
             return int(text) if re.fullmatch(r"[+-]?[0-9]{1,40}", text) else text
-        pattern = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf)"
+        pattern = rf"{DECIMAL}(?:e[+-]?[0-9]+)?|[+-]?(?:nan|inf)"
         return float(text) if re.fullmatch(pattern, text, re.IGNORECASE) else text
 
     def check_all(self, values: Iterable[object]) -> tuple[N, ...]:

@@ -14,8 +14,9 @@ from sdort.generation.input_image import ImageSource, InputImage, read_image
 
 FORM = "DIR:IMAGE[:SCALE[:START:END]]"
 
+_NUMBER = r"(?:\d+(?:\.\d+)?|\.\d+)"
 _NUMBERS = re.compile(
-    r"(?P<rest>.+?):(?P<scale>[-+]?\d*\.?\d+)(?::(?P<start>\d*\.?\d+):(?P<end>\d*\.?\d+))?", re.DOTALL
+    rf"(?P<rest>.+?):(?P<scale>[-+]?{_NUMBER})(?::(?P<start>{_NUMBER}):(?P<end>{_NUMBER}))?", re.DOTALL
 )
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
 """The beginning of an absolute path on Windows, whose colon parts nothing."""

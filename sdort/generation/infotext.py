@@ -45,9 +45,12 @@ from sdort.pipelines.scheduler_names import find_scheduler
 _NAME = re.compile(r"\s*(\w[\w \-/.+]*):\s*")
 _STRING = re.compile(r'("(?:\\.|[^"\\])*")\s*(?:,|\Z)')
 _PARAMETERS = re.compile(r"\s*Steps: ?[0-9]+,")
+_BRACKETS = ("{", "[")
 _NEGATIVE = "Negative prompt:"
 _FEWEST = 3
 """Pairs of the last line; with fewer it is part of a prompt."""
+_MOST_BROKEN = 100
+"""Values of a line that begin as JSON and are none; of each Python's parser counts the lines before it."""
 
 _NUMBERS: dict[str, Range[int] | Range[float]] = {
     "Steps": STEPS,
@@ -88,7 +91,8 @@ _OWN_VAE = ("None", "Automatic")
 _EMPHASIS = {"Original": WEIGHTINGS[0], "None": "none"}
 """A1111's emphasis -> the option ``prompt_weighting``."""
 
-_CASES = {name.lower(): name for name in (*_NUMBERS, *_OTHERS, *_TOLD)}
+_KNOWN = frozenset((*_NUMBERS, *_OTHERS, *_TOLD))
+_CASES = {name.lower(): name for name in _KNOWN}
 _USUAL_SPACING = dict.fromkeys(
     ("DPM++ 2M", "DPM++ SDE", "DPM++ 2M SDE", "DPM++ 2M SDE Heun", "DPM2", "DPM2 a"), "Karras"
 )
@@ -145,28 +149,37 @@ def _divided(lines: list[str]) -> tuple[list[str], dict[str, str], list[str]]:
 def _pairs(line: str) -> dict[str, str]:
     """The parameters of a line, by A1111's names whatever their letters' case."""
     pairs: dict[str, str] = {}
-    place = 0
+    place = broken = 0
     while place < len(line):
         name = _NAME.match(line, place)
         if name:
-            value, place = _value(line, name.end())
+            begin = name.end()
+            end = _json_end(line, begin) if line[begin : begin + 1] in _BRACKETS and broken < _MOST_BROKEN else None
+            broken += end == begin
+            value, place = _value(line, begin, end or begin)
             pairs[_CASES.get(name[1].strip().lower(), name[1].strip())] = value
         else:
             place = (line.find(",", place) + 1) or len(line)
     return pairs
 
 
-def _value(line: str, place: int) -> tuple[str, int]:
-    """The value at a place of a line, and where the next name begins."""
+def _json_end(line: str, place: int) -> int:
+    """Where the JSON value at a place of a line ends; the place itself for text that begins with a bracket."""
+    try:
+        return json.JSONDecoder().raw_decode(line, place)[1]
+    except (ValueError, RecursionError):
+        return place
+
+
+def _value(line: str, place: int, end: int) -> tuple[str, int]:
+    """The value at a place of a line, and where the next name begins.
+
+    Args:
+        end: of the JSON value that it begins with; the place itself without one.
+    """
     quoted = _STRING.match(line, place)
     if quoted:
         return _unquoted(quoted[1]), quoted.end()
-    end = place
-    if line[place : place + 1] in ("{", "["):
-        try:
-            end = json.JSONDecoder().raw_decode(line, place)[1]
-        except (ValueError, RecursionError):
-            end = place  # text that begins with a bracket
     comma = line.find(",", end)
     end = len(line) if comma < 0 else comma
     return line[place:end].strip(), end + 1
@@ -174,7 +187,7 @@ def _value(line: str, place: int) -> tuple[str, int]:
 
 def _unknown(pairs: Mapping[str, str]) -> list[str]:
     """The parameters that sdort does not take over; many of one extension as one."""
-    unknown = {name: value for name, value in pairs.items() if name not in {*_NUMBERS, *_OTHERS, *_TOLD}}
+    unknown = {name: value for name, value in pairs.items() if name not in _KNOWN}
     groups: dict[str, list[str]] = {}
     for name in unknown:
         groups.setdefault(name.split()[0], []).append(name)

@@ -12,7 +12,7 @@ from sdort.errors.plain_text import cut
 from sdort.generation.input_image import ImageSource, InputImage, read_image
 
 OPTION = "--ip-adapter-image"
-_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(?:\d+\.?\d*|\.\d+))", re.DOTALL)
+_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(?:\d+(?:\.\d*)?|\.\d+))", re.DOTALL)
 
 
 @dataclass(frozen=True)

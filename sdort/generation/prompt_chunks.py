@@ -144,12 +144,12 @@ def _by_words(words: Sequence[list[WeightedToken]], room: int) -> Iterator[list[
     """ComfyUI's chunks."""
     chunk: list[WeightedToken] = []
     for word in words:
-        rest = word
-        while len(chunk) + len(rest) > room:
-            if len(word) >= _WORD or len(rest) > room:
+        begin = 0  # of what is left of the word
+        while len(chunk) + len(word) - begin > room:
+            if len(word) >= _WORD or len(word) - begin > room:
                 left = room - len(chunk)
-                chunk, rest = chunk + rest[:left], rest[left:]
+                chunk, begin = chunk + word[begin : begin + left], begin + left
             yield chunk
             chunk = []
-        chunk = chunk + rest
+        chunk = chunk + word[begin:]
     yield chunk

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 from sdort.console import warn
@@ -10,9 +9,6 @@ from sdort.errors.plain_text import cut, one_line
 from sdort.generation.prompt_schedule import Clock, Schedule, read_schedule
 from sdort.generation.request import Request
 from sdort.generation.text_conditioning import Texts
-
-_FORM = re.compile(r"\[[^\]]*[|:][^\]]*\]")
-"""What looks like ``[a|b]`` or ``[a:b:1]``."""
 
 CopySchedules = Sequence["tuple[Schedule, ...] | None"]
 """For each sample the prompt's text for each text encoder; None conditions as zeros."""
@@ -65,13 +61,19 @@ def remark_on_schedules(copies: CopySchedules, calls: Sequence[CopyTexts]) -> No
     for schedules, column in zip(copies, zip(*calls, strict=True), strict=True):
         for number, schedule in enumerate(dict.fromkeys(schedules or ())):
             shown = cut(one_line(schedule.text), 60)
-            if not schedule.is_whole and _FORM.search(schedule.text):
+            if not schedule.is_whole and _has_form(schedule.text):
                 warn(
                     f"the prompt {shown!r} has a | outside of square brackets, or a \\ at its end, so that as in A1111 "
                     "its [...] are weights; write \\| for the sign"
                 )
             elif schedule.changes and len({texts[number] for texts in column if texts}) == 1:
                 warn(f"the prompt {shown!r} does not change within the {len(calls)} calls of the UNet")
+
+
+def _has_form(text: str) -> bool:
+    """Whether anything in a text looks like ``[a|b]`` or ``[a:b:1]``."""
+    insides = (part.partition("[")[2] for part in text.split("]")[:-1])
+    return any("|" in inside or ":" in inside for inside in insides)
 
 
 def texts_by_call(copies: CopySchedules, clock: Clock, calls: int) -> list[CopyTexts]:

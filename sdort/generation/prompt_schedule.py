@@ -21,19 +21,20 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import DECIMAL
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.prompt_syntax import HEAVIEST, WEIGHTINGS, check_depth, plain_names, read_prompt
 
 MAX_TEXTS = 64
 """Texts that a prompt may change between: all of them are encoded and kept before the first step."""
+MAX_PIECES = 4_000_000
+"""Pieces, of text and of forms, that the texts of all calls are put together from: 1,000 calls of 4,000 pieces."""
 MAX_PARTS = 16
 """Parts of a prompt: the UNet runs on one sample more for each."""
 
-_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?"
-_WHEN = re.compile(rf":\s*(?P<when>{_NUMBER})\s*\]")
+_WHEN = re.compile(rf":\s*(?P<when>{DECIMAL}(?:[eE][+-]?[0-9]+)?)\s*\]")
 _PLAIN = re.compile(r"(?:[^\\\[\]():|]|\\.)+")
 _AND = re.compile(r"\bAND\b")
-_PART_WEIGHT = re.compile(r"\s*:\s*([-+]?(?:[0-9]+\.?|[0-9]*\.[0-9]+))\s*\Z")
 
 
 @dataclass(frozen=True)
@@ -172,13 +173,18 @@ class Schedule:
         """The text of every call of a pass.
 
         Raises:
-            UsageError: there are more than :data:`MAX_TEXTS`.
+            UsageError: there are more than :data:`MAX_TEXTS`, or they have more than :data:`MAX_PIECES`.
         """
         if not self.changes:
             return ["".join(map(str, self.parts))] * calls
-        ends = sorted({clock.steps, *_ends(self.parts, clock)})
+        pieces = list(_pieces(self.parts))
+        takes_turns = any(isinstance(piece, _Turns) for piece in pieces)
+        changes = (clock.call_of(piece.when) for piece in pieces if isinstance(piece, _Change))
+        ends = sorted({clock.steps, *(range(1, clock.steps + 1) if takes_turns else filter(None, changes))})
         chosen = [ends[min(bisect_left(ends, clock.begun + call), len(ends) - 1)] for call in range(calls)]
-        by_end = {end: _at(self.parts, end, clock) for end in dict.fromkeys(chosen)}
+        different_ends = dict.fromkeys(chosen)
+        self._check_pieces(len(pieces), len(different_ends))
+        by_end = {end: _at(self.parts, end, clock) for end in different_ends}
         different = len(set(by_end.values()))
         if different > MAX_TEXTS:
             raise UsageError(
@@ -188,17 +194,22 @@ class Schedule:
             )
         return [by_end[end] for end in chosen]
 
+    def _check_pieces(self, pieces: int, calls: int) -> None:
+        if pieces * calls > MAX_PIECES:
+            raise UsageError(
+                f"the prompt {cut(one_line(self.text), 60)!r} has {pieces:,} pieces and changes at {calls:,} calls of "
+                f"the UNet; at most {MAX_PIECES:,} pieces are read for all calls",
+                hint="Take fewer [a|b], [a:b:1] and brackets in one prompt, or fewer steps.",
+            )
 
-def _ends(text: _Text, clock: Clock) -> Iterator[int]:
-    """The last calls of all texts, but for the last text's."""
+
+def _pieces(text: _Text) -> Iterator[str | _Change | _Turns]:
+    """The pieces of a text, and those of its forms' texts."""
     for part in text:
-        if isinstance(part, _Change):
-            call = clock.call_of(part.when)
-            yield from (call,) if call >= 1 else ()
-            yield from _ends(part.before, clock)
-            yield from _ends(part.after, clock)
-        elif isinstance(part, _Turns):
-            yield from range(1, clock.steps + 1)
+        yield part
+        if not isinstance(part, str):
+            for inside in (part.before, part.after) if isinstance(part, _Change) else part.texts:
+                yield from _pieces(inside)
 
 
 def _at(text: _Text, call: int, clock: Clock) -> str:
@@ -244,9 +255,10 @@ def read_parts(prompt: str, weighting: str) -> list[tuple[str, float]]:
         )
     parts = []
     for text in texts:
-        found = _PART_WEIGHT.search(text)
-        weight = float(found[1]) if found else 1.0
-        text = text[: found.start()] if found else text.rstrip()
+        head, _, tail = text.rpartition(":")
+        weighted = ":" in text and re.fullmatch(DECIMAL, tail.strip())
+        weight = float(tail) if weighted else 1.0
+        text = (head if weighted else text).rstrip()
         if not abs(weight) <= HEAVIEST:
             raise UsageError(
                 f"the prompt gives the part {cut(one_line(text.strip()), 40)!r} the weight {weight:.3g}; weights are "

@@ -14,10 +14,12 @@ Two readings, by the programs that people know:
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 from sdort.errors import UsageError, did_you_mean
+from sdort.errors.number_ranges import DECIMAL
 from sdort.errors.plain_text import cut, one_line
 
 WEIGHTINGS = ("a1111", "comfyui", "none")
@@ -29,12 +31,11 @@ _DEEPEST = 64
 HEAVIEST = 100.0
 """Largest weight of a word, and smallest with a minus: usual are 0.5 to 1.5, and fp16 ends at 65504."""
 
-_NUMBER = r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)"
 _A1111 = re.compile(
-    rf"\\(?P<escaped>[^:]?)|(?P<open>[(\[])|:\s*(?P<weight>{_NUMBER})\s*\)|(?P<close>[)\]])|(?P<text>[^\\()\[\]:]+|:)",
+    rf"\\(?P<escaped>[^:]?)|(?P<open>[(\[])|:\s*(?P<weight>{DECIMAL})\s*\)|(?P<close>[)\]])|(?P<text>[^\\()\[\]:]+|:)",
     re.DOTALL,
 )
-_BREAK = re.compile(r"\s*\bBREAK\b\s*")
+_BREAK = re.compile(r"\bBREAK\b")
 _NETWORK = re.compile(r"<(lora|lyco|lycoris|locon|hypernet|hypernetwork):([^<>]+)>")
 _COMFYUI_ESCAPED = re.compile(r"\\([()])")
 _EMBEDDING = re.compile(r"embedding:([^\s,()\[\]:]+)")
@@ -123,17 +124,10 @@ def _check_weight(segment: Segment) -> None:
         )
 
 
-def _merged(part: list[Segment]) -> Iterator[Segment]:
+def _merged(part: Sequence[Segment]) -> Iterator[Segment]:
     """Neighbours of one weight are one text: tokens do not end at an escaped bracket."""
-    last: Segment | None = None
-    for segment in part:
-        if last is not None and last.weight == segment.weight:
-            last = Segment(last.text + segment.text, last.weight)
-            continue
-        if last is not None:
-            yield last
-        last = segment
-    yield last or Segment("")
+    for weight, segments in groupby(part or [Segment("")], lambda segment: segment.weight):
+        yield Segment("".join(segment.text for segment in segments), weight)
 
 
 @dataclass
@@ -173,10 +167,12 @@ def _multiply(pieces: list[_Piece], first: int, factor: float) -> None:
 
 
 def _broken(text: str) -> Iterator[_Piece]:
-    for number, part in enumerate(_BREAK.split(text)):
-        if number:
-            yield _Piece("", is_break=True)
-        yield _Piece(part)
+    """The texts between the breaks, without the space beside these."""
+    first, *others = _BREAK.split(text)
+    yield _Piece(first.rstrip() if others else first)
+    for number, part in enumerate(others, 1):
+        yield _Piece("", is_break=True)
+        yield _Piece(part.strip() if number < len(others) else part.lstrip())
 
 
 def _divided(pieces: list[_Piece]) -> list[list[Segment]]:
@@ -210,7 +206,7 @@ def _read_comfyui(text: str, weight: float, depth: int) -> Iterator[Segment]:
             yield Segment(_COMFYUI_ESCAPED.sub(r"\1", inside), weight)
             continue
         head, colon, tail = inside.rpartition(":")
-        if head and colon and re.fullmatch(rf"\s*{_NUMBER}\s*", tail):
+        if head and colon and re.fullmatch(DECIMAL, tail.strip()):
             yield from _read_comfyui(head, float(tail), depth + 1)
         else:
             yield from _read_comfyui(inside, weight * _ROUND, depth + 1)

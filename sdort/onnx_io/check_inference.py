@@ -15,7 +15,9 @@ from onnx import TensorProto, numpy_helper
 from sdort.errors import BadModelError
 from sdort.model.signature import Array
 
-_REASON = re.compile(r"\(op_type:(\w+)(?:, node name: (.*?))?\): (?:\[\w+\] )?(.*)")
+_PLACE_END = "): "
+_PLACE = re.compile(r"\(op_type:(\w+)(?:, node name: (.*?))?\): ")
+_KIND = re.compile(r"\A\[\w+\] ")
 
 
 def check_inference(model: onnx.ModelProto, order: Sequence[int], small: Mapping[str, Array], component: str) -> None:
@@ -58,11 +60,20 @@ def _without_shapes(model: onnx.ModelProto, order: Sequence[int], small: Mapping
 
 
 def _refusal(text: str, component: str) -> BadModelError:
-    match = _REASON.search(text)
-    operator, node, reason = match.groups() if match else ("a node", None, text.strip().partition("\n")[0])
+    operator, node, reason = _place(text) or ("a node", None, text.strip().partition("\n")[0])
     return BadModelError(
         f"{operator} cannot take its inputs: {reason}",
         component=component,
         node=node,
         hint="ONNX Runtime refuses the model, too. Export it again.",
     )
+
+
+def _place(text: str) -> tuple[str, str | None, str] | None:
+    """The operator, the node's name and the reason that a message of ONNX's names first; None if it names none."""
+    for line in text.split("\n"):
+        # A name is a stranger's, and may have the beginnings of a thousand places; behind the last end there is none.
+        end = line.rfind(_PLACE_END) + len(_PLACE_END)
+        if found := _PLACE.search(line, 0, end):
+            return found[1], found[2], _KIND.sub("", line[found.end() :], count=1)
+    return None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from sdort.errors import UsageError, nearest_name
@@ -107,9 +108,8 @@ def find_scheduler(name: str) -> tuple[str, Config]:
             them.
     """
     asked = _key(name)
-    for class_name in CLASSES:
-        if asked in (_key(class_name), _key(class_name.removesuffix("Scheduler"))):
-            return class_name, {}
+    if asked in _CLASSES_BY_KEY:
+        return _CLASSES_BY_KEY[asked], {}
     for levels, settings in _endings(asked):
         sampler = _SAMPLERS_BY_KEY.get(asked.removesuffix(_key(levels)))
         if sampler is None:
@@ -163,15 +163,21 @@ def _key(name: str) -> str:
     return letters.replace("dpmpp", "dpm++").replace("dpm2ancestral", "dpm2a").replace("eulerancestral", "eulera")
 
 
+_CLASSES_BY_KEY = {_key(text): name for name in CLASSES for text in (name, name.removesuffix("Scheduler"))}
 _SAMPLERS_BY_KEY = {_key(text): sampler for name, sampler in SAMPLERS.items() for text in (name, *sampler.also)}
 
 
-def _meant(asked: str) -> str:
+@cache
+def _known() -> dict[str, str]:
+    """All names by their keys."""
     known = {_key(text): text for text in (*CLASSES, *(text.removesuffix("Scheduler") for text in CLASSES))}
     known |= {_key(f"{name} {levels}"): f"{name}-{levels}" for name in SAMPLERS for levels in NOISE_LEVELS}
-    known |= {_key(name): name for name in SAMPLERS}
-    nearest = nearest_name(asked, known)
-    question = f"Did you mean {known[nearest]}? " if nearest else ""
+    return known | {_key(name): name for name in SAMPLERS}
+
+
+def _meant(asked: str) -> str:
+    nearest = nearest_name(asked, _known())
+    question = f"Did you mean {_known()[nearest]}? " if nearest else ""
     return (
         f"{question}There are: {', '.join(SAMPLERS)}, also with -{', -'.join(NOISE_LEVELS)}; diffusers' class names do "
         "too."

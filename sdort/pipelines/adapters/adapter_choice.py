@@ -10,7 +10,7 @@ from sdort.errors import UsageError
 from sdort.errors.number_ranges import ADAPTER_SCALE
 from sdort.errors.plain_text import cut
 
-_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
+_SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
 
 
 @dataclass(frozen=True)

@@ -81,7 +81,7 @@ def prediction_beside(path: Path) -> str | None:
     if not config.is_file():
         return None
     text = read_input(config, "the config", limit=_YAML_BYTES).decode(errors="replace")
-    found = re.search(r"^\s*parameterization:\s*[\"']?(v|eps|x0)\b", text, re.MULTILINE)
+    found = re.search(r"^[^\S\n]*parameterization:\s*[\"']?(v|eps|x0)\b", text, re.MULTILINE)
     return _PARAMETERIZATIONS[found[1]] if found else "epsilon"  # the default of the original's LatentDiffusion
 
 

@@ -256,7 +256,7 @@ def _cell(cell: Cell) -> str:
     """Numbers such as 1.5e-03 stay on one line: browsers break at the hyphen."""
     if isinstance(cell, Share):
         return cell.html
-    return re.sub(r"\d[\d.]*e-\d+", r"<span class='whole'>\g<0></span>", escape(cell))
+    return re.sub(r"(?<![\d.])\d[\d.]*e-\d+", r"<span class='whole'>\g<0></span>", escape(cell))
 
 
 def figure(pixels: Array, caption: str) -> str:
