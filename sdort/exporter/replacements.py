@@ -15,7 +15,7 @@ from sdort.model.component_names import DECODER
 from sdort.pipelines.config_schemas import UNET, component_schema
 from sdort.pipelines.configs import optional_config, write_json
 from sdort.pipelines.folder import read_scheduler_config
-from sdort.pipelines.scheduler_names import find_scheduler
+from sdort.pipelines.scheduler_names import check_noise_process, find_scheduler
 
 
 @dataclass(frozen=True)
@@ -59,6 +59,7 @@ def _with_scheduler(source: Source, replaced: Replacements, folder: Path) -> Sou
         raise UsageError(f"{source.name} has no scheduler to replace")
     config = read_scheduler_config(source.part("scheduler"))
     if replaced.scheduler:
+        check_noise_process(config, source.name, replaced.scheduler)
         class_name, additions = find_scheduler(replaced.scheduler)
         config |= {**additions, "_class_name": class_name}
     if replaced.prediction_type:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdort.console import warn
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
@@ -20,6 +21,8 @@ from sdort.model.component_names import CONTROLS, DECODER, IMAGE_ENCODER
 from sdort.model.weights import Weight
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, REQUIRED, component_schema, contradiction
 from sdort.pipelines.configs import INDEX, check_processor, read_config
+from sdort.pipelines.folder import read_scheduler_config
+from sdort.pipelines.scheduler_names import noise_process
 from sdort.pipelines.tokenizer_files import TABLES, TOKENIZERS, check_tokenizer
 from sdort.pipelines.wrong_input import no_diffusers_pipeline
 
@@ -205,6 +208,17 @@ def check_processors(source: Source) -> None:
             if tokenizer:
                 check_tokenizer(source.part(name))
             check_processor(source.part(name), DOWNLOAD_AGAIN, TABLES if tokenizer else ())
+            if name == "scheduler":
+                _tell_noise_process(source)
+
+
+def _tell_noise_process(source: Source) -> None:
+    config = read_scheduler_config(source.part("scheduler"))
+    if process := noise_process(config):
+        warn(
+            f"{source.name} is a model of {process}: its components are exported, and sdort run does not draw with its "
+            f"scheduler, {config.get('_class_name')}, nor with another"
+        )
 
 
 def entry_of(index: Mapping[str, Any], folder: str) -> list[Any] | None:

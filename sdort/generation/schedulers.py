@@ -11,11 +11,21 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import library_reason
 from sdort.machine.distributions import install_commands
 from sdort.pipelines.folder import read_scheduler_config
-from sdort.pipelines.scheduler_names import CLASSES, SAMPLERS, check_eta, check_spacing, find_scheduler
+from sdort.pipelines.scheduler_names import (
+    CLASSES,
+    SAMPLERS,
+    check_eta,
+    check_noise_process,
+    check_spacing,
+    find_scheduler,
+    has_betas,
+)
 
 STUMBLES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError)
 """Exceptions of a scheduler of diffusers whose config has values that do not go together."""
@@ -38,11 +48,14 @@ def load_scheduler(
     """
     config = read_scheduler_config(folder)
     class_name, additions = find_scheduler(name) if name else (str(config.get("_class_name")), {})
-    if class_name not in CLASSES:
+    check_noise_process(config, folder.parent, name)
+    own = str(config.get("_class_name"))
+    if class_name not in CLASSES or (own not in CLASSES and not has_betas(config)):
         # The name comes from a file: only classes that are known to be schedulers are looked up.
+        others = f"Choose another with --scheduler: {', '.join(SAMPLERS)}."
         raise BadModelError(
-            f"{folder} names the scheduler {class_name!r}, which sdort does not know",
-            hint=f"Choose another with --scheduler: {', '.join(SAMPLERS)}.",
+            f"{folder} names the scheduler {own!r}, which sdort does not know",
+            hint=others if has_betas(config) else "Its config has no betas, by which another could stand in for it.",
         )
     if timestep_spacing:
         additions = {**additions, "timestep_spacing": timestep_spacing}
@@ -58,7 +71,8 @@ def _made(class_name: str, config: dict[str, Any]) -> Any:
     import diffusers
 
     try:
-        return getattr(diffusers, class_name).from_config(config)
+        scheduler = getattr(diffusers, class_name).from_config(config)
+        return _at_zero_snr(scheduler, config) if config.get(ZERO_SNR) else scheduler
     except ImportError as error:
         # diffusers' stand-in for a class whose packages are missing says: "... requires the scipy library but ...", and
         # a class that one setting of needs a package: "Make sure to install scipy if ...".
@@ -71,6 +85,25 @@ def _made(class_name: str, config: dict[str, Any]) -> Any:
     except STUMBLES as error:
         reason = library_reason(error)
         raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {reason}") from error
+
+
+ZERO_SNR = "rescale_betas_zero_snr"
+_LEAST = 2.0**-24
+"""The share of the signal in the last alpha of diffusers' own schedulers of zero terminal SNR, by which they divide."""
+
+
+def _at_zero_snr(scheduler: Any, config: dict[str, Any]) -> Any:
+    """The scheduler with noise that begins without a signal (https://arxiv.org/abs/2305.08891, algorithm 1).
+
+    Classes without this setting of diffusers drop it, and draw images of a medium brightness: they get its betas.
+    """
+    if ZERO_SNR in inspect.signature(type(scheduler).__init__).parameters:
+        return scheduler
+    roots = np.sqrt(np.cumprod(1 - scheduler.betas.double().numpy()))
+    roots = (roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])
+    products = np.append(np.square(roots[:-1]), _LEAST)
+    betas = 1 - products / np.append(1.0, products[:-1])
+    return type(scheduler).from_config({**config, "trained_betas": betas.tolist()})
 
 
 @contextmanager

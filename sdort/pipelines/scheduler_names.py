@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from sdort.errors import UsageError, nearest_name
+from sdort.errors import BadModelError, UsageError, nearest_name
 
 Config = dict[str, Any]
 
@@ -93,6 +93,10 @@ WITHOUT_SPACING = frozenset({_SINGLESTEP})
 WITH_ETA = frozenset({"DDIMScheduler", "TCDScheduler"})
 """Classes whose steps take ``eta``, the share of new noise."""
 
+_BETAS = ("beta_schedule", "beta_start", "trained_betas")
+_FLOW = ("flow", "flow_prediction")
+"""Keys of configs of schedulers with a table of betas, and predictions of flow matching."""
+
 CLASSES = frozenset(sampler.class_name for sampler in SAMPLERS.values())
 """Diffusers' classes that are known here."""
 
@@ -127,6 +131,54 @@ def check_spacing(class_name: str) -> None:
     """
     if class_name in WITHOUT_SPACING:
         raise UsageError(f"{class_name} has no timestep spacing", hint="dpm++-2m and dpm++-2m-sde have one.")
+
+
+def has_betas(config: Mapping[str, Any]) -> bool:
+    """Whether a scheduler's config says by which noise its model was trained, in the way of sdort's schedulers."""
+    return any(config.get(key) for key in _BETAS)
+
+
+def noise_process(config: Mapping[str, Any]) -> str | None:
+    """The process of noise that a model was trained with, by its scheduler's config, where it is none of sdort's.
+
+    Models of sdort's schedulers mix image and noise by a table of betas. EDM (https://arxiv.org/abs/2206.00364) adds
+    noise of any level and scales the model's inputs and outputs by it; flow matching
+    (https://arxiv.org/abs/2210.02747) goes from image to noise on a straight line. No scheduler of the one draws with a
+    model of another.
+
+    Returns:
+        It in words; None for one of betas.
+    """
+    name = str(config.get("_class_name"))
+    if name.startswith("FlowMatch") or config.get("use_flow_sigmas") or config.get("prediction_type") in _FLOW:
+        return "flow matching (Flux, SD 3)"
+    if name.startswith("EDM") or ("sigma_data" in config and not has_betas(config)):
+        return "EDM's continuous noise levels (Playground v2.5, CosXL)"
+    if config.get("timestep_type") == "continuous":
+        return "continuous noise levels (CosXL, Stable Video Diffusion)"
+    return None
+
+
+def check_noise_process(config: Mapping[str, Any], place: object, asked: str | None) -> None:
+    """Refuse a model of another process of noise than sdort's schedulers have, whichever of them is asked for.
+
+    Args:
+        config: of the model's own scheduler.
+        place: where that lies, for the message.
+        asked: the name of a scheduler that is to take its place.
+
+    Raises:
+        BadModelError: it is.
+    """
+    process = noise_process(config)
+    if process is None:
+        return
+    instead = f"; {asked} would draw noise with it" if asked else ""
+    raise BadModelError(
+        f"the scheduler of {place}, {config.get('_class_name')}, is for a model of {process}, with which sdort does "
+        f"not draw{instead}",
+        hint="No --scheduler of sdort's can stand in for it. Its components can be exported, optimized and verified.",
+    )
 
 
 def check_eta(class_name: str) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from sdort.console import warn
+from sdort.errors import BadModelError
+from sdort.errors.plain_text import cut, one_line
 from sdort.machine.input_file import read_input
 from sdort.model.weights import Weight
 from sdort.pipelines.checkpoints.releases import DDIM_V
@@ -23,11 +26,31 @@ _DEVIATION = 0.09
 """SD 2.x: standard deviation of this vector above which a UNet predicts velocity. Stability's two releases lie on the
 two sides, and their descendants with them; ComfyUI tells them apart in this way too (``SD20.model_type`` of
 https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/supported_models.py)."""
-_PARAMETERIZATIONS = {"v": "v_prediction", "eps": "epsilon", "x0": "sample"}
-"""Values of ``parameterization`` (``ddpm.py`` of Stability-AI/stablediffusion) -> diffusers' names."""
+_SPELLINGS = {
+    **dict.fromkeys(("v", "vprediction", "vpred", "vparameterization", "velocity"), "v_prediction"),
+    **dict.fromkeys(("epsilon", "eps", "epsprediction", "epspred", "epsilonprediction", "noise"), "epsilon"),
+    **dict.fromkeys(("x0", "sample", "original"), "sample"),
+}
+"""Predictions as programs write them, without case and punctuation -> diffusers' names: ``parameterization`` of
+Stability-AI/stablediffusion, ``modelspec.prediction_type`` of Stability-AI/ModelSpec, ComfyUI's
+``modelspec.predict_key``, kohya-ss/sd-scripts, OneTrainer."""
+_FOREIGN = ("flow", "rectifiedflow", "edm")
+"""Beginnings of predictions of other processes of noise."""
+_KEYS = (
+    "modelspec.predict_key",
+    "modelspec.prediction_type",
+    "ss_prediction_type",
+    "prediction_type",
+    "parameterization",
+)
+"""Keys of a file's metadata that say what its UNet predicts."""
+_SWITCHES = ("ss_v_parameterization", "v_parameterization", "v_pred", "vpred")
+"""Keys of a file's metadata that say whether it predicts velocity (kohya-ss/sd-scripts)."""
+_ZERO_SNR_SWITCHES = ("ss_zero_terminal_snr", "zero_terminal_snr", "ztsnr", "zsnr", "rescale_betas_zero_snr")
+_TRUE, _FALSE = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off", "none", "null", ""})
 _YAML_BYTES = 1 << 20
-_SPEC = {"v": "v_prediction", "epsilon": "epsilon"}
-"""Values of ``modelspec.prediction_type`` (https://github.com/Stability-AI/ModelSpec) -> diffusers' names."""
+_SCALINGS = {"VScaling": "v_prediction", "EpsScaling": "epsilon", "VScalingWithEDMcNoise": "v_prediction"}
+"""Classes of ``denoiser_scaling.py`` of Stability-AI/generative-models -> diffusers' names."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +67,17 @@ class Prediction:
     """Latents of a side, where they are not the family's usual ones."""
 
 
+class Mark(NamedTuple):
+    """A statement on what a UNet predicts."""
+
+    place: str
+    """Where it stands."""
+    kind: str
+    """One of :data:`PREDICTIONS`."""
+    usual: bool = False
+    """Whether it says nothing, which there means this: another mark goes before it."""
+
+
 def find_prediction(
     family: str,
     variant: str | None,
@@ -51,9 +85,9 @@ def find_prediction(
     names: Collection[str],
     notes: Mapping[str, str],
     chosen: str | None,
-    beside: str | None = None,
+    beside: Mark | None = None,
 ) -> Prediction:
-    """What a UNet predicts.
+    """What a UNet predicts. Marks that contradict one another, and values that are not known, are told.
 
     Args:
         unet: its tensors by diffusers' names; of SD 2.x one vector is read.
@@ -61,16 +95,20 @@ def find_prediction(
         notes: the file's metadata.
         chosen: what the user says.
         beside: what the config beside the file says, see :func:`prediction_beside`.
+
+    Raises:
+        BadModelError: a mark is of another process of noise, such as flow matching.
     """
-    kind, reason = _judge(family, variant, unet, names, notes, chosen)
-    if beside and not chosen:
-        kind, reason = beside, "says the .yaml beside it"
+    if chosen:
+        kind, reason = chosen, None
+    else:
+        kind, reason = _marked(_marks(names, notes, beside)) or _judge(family, variant, unet)
     if family == SD2 and kind == "v_prediction":
         return Prediction(kind, reason, DDIM_V, 96)  # 2.1 of 768 pixels
     return Prediction(kind, reason)
 
 
-def prediction_beside(path: Path) -> str | None:
+def prediction_beside(path: Path) -> Mark | None:
     """What the config of the original's training says that its UNet predicts: AUTOMATIC1111 and ComfyUI look for a
     ``.yaml`` of the checkpoint's name beside it.
 
@@ -81,24 +119,82 @@ def prediction_beside(path: Path) -> str | None:
     if not config.is_file():
         return None
     text = read_input(config, "the config", limit=_YAML_BYTES).decode(errors="replace")
-    found = re.search(r"^[^\S\n]*parameterization:\s*[\"']?(v|eps|x0)\b", text, re.MULTILINE)
-    return _PARAMETERIZATIONS[found[1]] if found else "epsilon"  # the default of the original's LatentDiffusion
+    place, scaling = "the .yaml beside it", None
+    for line in text.splitlines():
+        line = line.partition("#")[0]
+        if found := re.search(r"\bparameterization[\"']?:[ \t]*[\"']?(\w+)", line):
+            kind = _kind(place, "parameterization", found[1])
+            return Mark(place, kind or "epsilon", usual=kind is None)
+        if found := re.search(r"\bdenoiser_scaling\.(\w+)", line):
+            scaling = _SCALINGS.get(found[1])
+    # The default of the original's LatentDiffusion is noise.
+    return Mark(place, scaling or "epsilon", usual=scaling is None)
 
 
-def _judge(
-    family: str,
-    variant: str | None,
-    unet: Mapping[str, Weight],
-    names: Collection[str],
-    notes: Mapping[str, str],
-    chosen: str | None,
-) -> tuple[str, str | None]:
-    if chosen:
-        return chosen, None
+def has_zero_snr(names: Collection[str], notes: Mapping[str, str]) -> bool:
+    """Whether a file's tensors or metadata say that it was trained down to a signal of zero."""
+    return "ztsnr" in names or any(_switched(key, notes) for key in _ZERO_SNR_SWITCHES)
+
+
+def _marks(names: Collection[str], notes: Mapping[str, str], beside: Mark | None) -> Iterator[Mark]:
+    """The marks of a file, the weightiest first."""
+    if beside and not beside.usual:
+        yield beside
     if "v_pred" in names:
-        return "v_prediction", None
-    if spec := _SPEC.get(notes.get("modelspec.prediction_type", "").lower()):
-        return spec, None
+        yield Mark("its tensor v_pred", "v_prediction")
+    for key in _KEYS:
+        if key in notes and (kind := _kind("its metadata", key, notes[key])):
+            yield Mark(f"its metadata ({key})", kind)
+    for key in _SWITCHES:
+        if _switched(key, notes):
+            yield Mark(f"its metadata ({key})", "v_prediction")
+    if beside and beside.usual:
+        yield beside
+
+
+def _marked(marks: Iterable[Mark]) -> tuple[str, str | None] | None:
+    """What marks say, and why that may be wrong; None where there are none."""
+    known = list(marks)
+    if not known:
+        return None
+    first = known[0]
+    if other := next((mark for mark in known if not mark.usual and mark.kind != first.kind), None):
+        warn(
+            f"marks contradict one another: {first.place} says {first.kind}, which is taken, and {other.place} says "
+            f"{other.kind}; --prediction-type {other.kind} takes that"
+        )
+    return first.kind, f"says {first.place}" if first.place.endswith("beside it") else None
+
+
+def _kind(place: str, key: str, value: str) -> str | None:
+    """diffusers' name of what a value names; None, which is told, for one that is not known.
+
+    Raises:
+        BadModelError: it is of another process of noise.
+    """
+    text = re.sub(r"[^a-z0-9]", "", value[:100].lower())
+    if text.startswith(_FOREIGN):
+        raise BadModelError(
+            f"{place} says that it predicts {cut(one_line(value))!r} ({key}), with which sdort does not draw",
+            hint="Is that wrong? --prediction-type overrides it.",
+        )
+    if text not in _SPELLINGS and text not in _FALSE:
+        warn(
+            f"{place} has {key}: {cut(one_line(value))!r}, which sdort does not know; --prediction-type says it better"
+        )
+    return _SPELLINGS.get(text)
+
+
+def _switched(key: str, notes: Mapping[str, str]) -> bool:
+    """Whether a switch of a file's metadata is on; a value that is neither is told."""
+    text = notes.get(key, "").strip().lower()
+    if text not in _TRUE | _FALSE:
+        warn(f"its metadata has {key}: {cut(one_line(notes[key]))!r}, which is neither true nor false")
+    return text in _TRUE
+
+
+def _judge(family: str, variant: str | None, unet: Mapping[str, Weight]) -> tuple[str, str | None]:
+    """What the weights of a UNet without marks tell."""
     if family != SD2 or variant == INPAINTING:  # both releases for inpainting predict noise
         return "epsilon", None
     if _MARKED not in unet:

@@ -5,17 +5,26 @@ Only headers are read; of SD 2.x a vector in addition, see :mod:`sdort.pipelines
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from sdort.console import warn
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import some
 from sdort.model.weights import Stored, Weight
 from sdort.pipelines.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
-from sdort.pipelines.checkpoints.prediction import Prediction, find_prediction, prediction_beside
+from sdort.pipelines.checkpoints.prediction import (
+    Prediction,
+    find_prediction,
+    has_zero_snr,
+    prediction_beside,
+)
 from sdort.pipelines.checkpoints.releases import EDM, EDM_VAE, RELEASES, ZERO_SNR, Release, TextPart
 from sdort.pipelines.checkpoints.shape_configs import (
     Config,
@@ -29,7 +38,7 @@ from sdort.pipelines.checkpoints.shape_configs import (
     vae_config,
 )
 from sdort.pipelines.safetensors import read_header, read_tensors
-from sdort.pipelines.weight_names import LDM_UNET, REFINER, SD1, SD2, SDXL, recognise_tensors, unwrapped
+from sdort.pipelines.weight_names import LATENTS, LDM_UNET, REFINER, SD1, SD2, SDXL, recognise_tensors, unwrapped
 
 EMA = "model_ema."
 """Stands before the names of averaged weights, whose further dots are left out: ``model_ema.diffusion_modelout2bias``
@@ -106,7 +115,9 @@ def _read(
         raise BadModelError(f"it is a {release.name} model ({variant}), which sdort does not export", hint=_EXPORTS)
     beside = prediction_beside(path)
     found = find_prediction(release.name, variant, unet, tensors, notes, prediction_type, beside)
-    file = SingleFile(path, release, variant, found, {"unet": unet}, scheduler=_scheduler(release, found, tensors))
+    file = SingleFile(
+        path, release, variant, found, {"unet": unet}, scheduler=_scheduler(release, found, tensors, notes)
+    )
     file.has_ema = any(name.startswith(EMA) for name in tensors)
     file.configs["unet"] = {**config, "sample_size": found.sample_size or release.sample_size}
     used = {name for name in tensors if name.startswith(prefix)}
@@ -146,14 +157,26 @@ def _variant(tensors: Mapping[str, Stored]) -> str | None:
     return None if variant == "v-prediction" else variant
 
 
-def _scheduler(release: Release, prediction: Prediction, tensors: Iterable[str]) -> Config:
-    names = set(tensors)
+def _scheduler(
+    release: Release, prediction: Prediction, names: Mapping[str, Stored], notes: Mapping[str, str]
+) -> Config:
     if "edm_vpred.sigma_max" in names:
         raise BadModelError("it is a CosXL model, whose continuous noise levels sdort does not know", hint=_EXPORTS)
     if "edm_mean" in names:
         return dict(EDM)
-    zero_snr = ZERO_SNR if "ztsnr" in names else {}
-    return {**(prediction.scheduler or release.scheduler), **zero_snr, "prediction_type": prediction.kind}
+    usual = {**(prediction.scheduler or release.scheduler), "prediction_type": prediction.kind}
+    if not has_zero_snr(names, notes):
+        return usual
+    if prediction.kind == "epsilon":
+        warn(
+            "it is marked as trained down to a signal of zero (zero terminal SNR), and as predicting noise, which "
+            "tells nothing there: the usual noise levels are taken; --prediction-type v_prediction if it predicts "
+            "velocity"
+        )
+        return usual
+    # diffusers' PNDM has no such setting.
+    own = "DDIMScheduler" if usual["_class_name"] == "PNDMScheduler" else usual["_class_name"]
+    return {**usual, **ZERO_SNR, "_class_name": own}
 
 
 def _averaged(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
@@ -190,10 +213,22 @@ def _add_vae(file: SingleFile, tensors: Mapping[str, Stored]) -> set[str]:
     if prefix is None:
         return set()
     vae = vae_tensors(_without_rest(_within(tensors, prefix)))
-    scales = EDM_VAE if "edm_mean" in tensors else {}
+    scales = _edm_scales(tensors)
     file.tensors["vae"] = vae
     file.configs["vae"] = {**vae_config(_shapes(vae)), **file.release.vae, **scales}
     return {name for name in tensors if name.startswith(prefix)}
+
+
+def _edm_scales(tensors: Mapping[str, Stored]) -> Config:
+    """What scales the latents of an EDM model: of Playground v2.5, with the means and deviations that its file has."""
+    if "edm_mean" not in tensors:
+        return {}
+    own = {
+        key: [float(value) for value in np.ravel(tensors[name].load())]
+        for key, name in (("latents_mean", "edm_mean"), ("latents_std", "edm_std"))
+        if name in tensors and math.prod(tensors[name].shape) == LATENTS
+    }
+    return {**EDM_VAE, **own}
 
 
 def read_vae_file(path: Path) -> tuple[Config, Mapping[str, Weight]]:

@@ -1,0 +1,152 @@
+"""Marks of what a single file's UNet predicts and was trained with, in the spellings of many programs."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from sdort.errors import BadModelError
+from sdort.model.weights import Stored
+from sdort.pipelines.checkpoints.prediction import find_prediction, has_zero_snr, prediction_beside
+from sdort.pipelines.checkpoints.releases import RELEASES
+from sdort.pipelines.checkpoints.single_file import _edm_scales, _scheduler
+from sdort.pipelines.weight_names import INPAINTING, SD1, SD2, SDXL
+
+VELOCITY = ("v", "V", "v-prediction", "v_prediction", "v prediction", "vpred", "v_pred", "V-Prediction", "velocity")
+NOISE = ("epsilon", "eps", "Epsilon", "eps_pred", "epsilon-prediction", "noise")
+SAMPLE = ("x0", "sample")
+KEYS = (
+    "modelspec.predict_key",
+    "modelspec.prediction_type",
+    "prediction_type",
+    "ss_prediction_type",
+    "parameterization",
+)
+FAMILIES = list(itertools.product((SD1, SD2, SDXL), (None, INPAINTING)))
+
+
+def kind(
+    notes: Mapping[str, str] | None = None, names: tuple[str, ...] = (), beside: str | None = None,
+    family: str = SDXL, variant: str | None = None, chosen: str | None = None, folder: Path | None = None,
+) -> str:  # fmt: skip
+    mark = None
+    if beside is not None and folder:
+        (folder / "a.yaml").write_text(beside)
+        mark = prediction_beside(folder / "a.safetensors")
+    return find_prediction(family, variant, {}, names, notes or {}, chosen, mark).kind
+
+
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize("key", KEYS)
+def test_a_mark_counts_in_every_spelling_and_family(
+    key: str, family: str, variant: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for spellings, expected in ((VELOCITY, "v_prediction"), (NOISE, "epsilon"), (SAMPLE, "sample")):
+        for spelling in spellings:
+            assert kind({key: spelling}, family=family, variant=variant) == expected
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("key", ["ss_v_parameterization", "v_parameterization", "v_pred"])
+def test_a_switch_counts_where_it_is_on(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for on, family in itertools.product(("True", "true", "1", " yes "), (SD1, SD2, SDXL)):
+        assert kind({key: on}, family=family) == "v_prediction"
+    for off in ("False", "false", "0", "None", ""):
+        assert kind({key: off}) == "epsilon"
+    assert not capsys.readouterr().err
+    assert kind({key: "perhaps"}) == "epsilon"
+    assert f"{key}: 'perhaps', which is neither true nor false" in " ".join(capsys.readouterr().err.split())
+
+
+@pytest.mark.parametrize("key", KEYS)
+def test_an_unknown_value_is_told(key: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert kind({key: "wavelets"}) == "epsilon"
+    said = " ".join(capsys.readouterr().err.split())
+    assert "warning" in said
+    assert f"{key}: 'wavelets', which sdort does not know" in said
+
+
+@pytest.mark.parametrize("key", KEYS)
+@pytest.mark.parametrize("value", ["flow", "flow_matching", "Rectified Flow", "edm"])
+def test_another_process_of_noise_is_refused(key: str, value: str) -> None:
+    with pytest.raises(BadModelError, match=f"predicts '{value}'"):
+        kind({key: value})
+    assert kind({key: value}, chosen="epsilon") == "epsilon"
+
+
+@pytest.mark.parametrize(("first", "second"), list(itertools.permutations(KEYS, 2)))
+def test_a_contradiction_is_told(first: str, second: str, capsys: pytest.CaptureFixture[str]) -> None:
+    found = kind({first: "v", second: "eps"})
+    said = " ".join(capsys.readouterr().err.split())
+    assert found in said
+    assert "contradict one another" in said
+    kind({first: "v", second: "v_prediction"})
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "names", "expected", "told"),
+    [
+        ('parameterization: "v"', (), "v_prediction", False),
+        ("model: {params: {beta: 1, parameterization: v}}", (), "v_prediction", False),
+        ("# parameterization: v\nmodel:", (), "epsilon", False),
+        ("    parameterization: eps", ("v_pred",), "epsilon", True),
+        ("model:\n  target: ldm.LatentDiffusion", ("v_pred",), "v_prediction", False),  # says nothing
+        ("target: sgm.modules.diffusionmodules.denoiser_scaling.VScaling", (), "v_prediction", False),
+        ("target: sgm.modules.diffusionmodules.denoiser_scaling.EpsScaling", ("v_pred",), "epsilon", True),
+    ],
+)
+def test_the_config_beside_a_file(
+    tmp_path: Path, text: str, names: tuple[str, ...], expected: str, told: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert kind(names=names, beside=text, folder=tmp_path) == expected
+    assert ("contradict" in capsys.readouterr().err) == told
+
+
+@pytest.mark.parametrize("family", [SD1, SD2, SDXL])
+@pytest.mark.parametrize(
+    ("names", "notes"),
+    [
+        (("v_pred", "ztsnr"), {}),
+        (("v_pred",), {"ss_zero_terminal_snr": "True"}),
+        ((), {"ss_zero_terminal_snr": "1", "ss_v_parameterization": "True"}),
+        (("v_pred",), {"zero_terminal_snr": "true"}),
+    ],
+)
+def test_zero_terminal_snr_is_taken(family: str, names: tuple[str, ...], notes: dict[str, str]) -> None:
+    assert has_zero_snr(names, notes)
+    found = find_prediction(family, None, {}, names, notes, None)
+    config = _scheduler(RELEASES[family], found, dict.fromkeys(names, stored()), notes)
+    assert (config["rescale_betas_zero_snr"], config["timestep_spacing"]) == (True, "trailing")
+    import diffusers
+
+    made = getattr(diffusers, config["_class_name"]).from_config(config)
+    assert made.config.rescale_betas_zero_snr
+    assert made.config.prediction_type == "v_prediction"
+
+
+def test_zero_terminal_snr_of_a_model_that_predicts_noise_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    found = find_prediction(SDXL, None, {}, ("ztsnr",), {}, None)
+    config = _scheduler(RELEASES[SDXL], found, {"ztsnr": stored()}, {})
+    assert "rescale_betas_zero_snr" not in config
+    assert "zero terminal SNR" in " ".join(capsys.readouterr().err.split())
+    assert not has_zero_snr((), {"ss_zero_terminal_snr": "False"})
+
+
+def stored(values: tuple[float, ...] = (), path: Path = Path("nowhere")) -> Stored:
+    if values:
+        path.write_bytes(np.array(values, np.float32).tobytes())
+    return Stored(path, 0, (len(values),), np.dtype(np.float32))
+
+
+def test_an_edm_models_latents_are_scaled_as_its_file_says(tmp_path: Path) -> None:
+    mean, deviation = (0.5, -1.0, 2.0, 3.0), (1.0, 2.0, 3.0, 4.0)
+    found = _edm_scales(
+        {"edm_mean": stored(mean, tmp_path / "mean"), "edm_std": stored(deviation, tmp_path / "deviation")}
+    )
+    assert (found["latents_mean"], found["latents_std"], found["scaling_factor"]) == ([*mean], [*deviation], 0.5)
+    assert _edm_scales({}) == {}
