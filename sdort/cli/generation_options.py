@@ -172,7 +172,7 @@ _FROM_IMAGE: tuple[Option, ...] = (
     click.option(
         "--mask",
         metavar="FILE",
-        help="White where something new is to be, of the init image's size. The rest stays as it is.",
+        help="White, or the hole of a picture, where something new is to be; of the init image's size. The rest stays.",
     ),
     click.option("--mask-blur", type=Whole(MASK_BLUR), show_default="4", help="Pixels that soften the mask's edge."),
     click.option(

@@ -3,10 +3,12 @@ r"""The language of prompts: weights, where chunks begin, and names of files.
 Two readings, by the programs that people know:
 
 - ``a1111``: ``(word)`` weighs 1.1, ``[word]`` 1/1.1, ``(word:1.3)`` 1.3, all multiplied where they nest; ``\(`` and
-  ``\[`` are brackets of the text, an unclosed bracket reaches to the end; ``BREAK`` begins a new chunk.
+  ``\[`` are brackets of the text, an unclosed bracket reaches to the end; ``BREAK`` begins a new chunk, but with a
+  weight around it is a word of minus that weight: A1111 marks it by the weight -1, which the brackets multiply.
   https://github.com/AUTOMATIC1111/stable-diffusion-webui/wiki/Features#attentionemphasis
 - ``comfyui``: ``(word)`` multiplies with 1.1, ``(word:1.3)`` is 1.3 wherever it stands; ``\(`` is a bracket of the
-  text. Square brackets and ``BREAK`` are text. https://github.com/comfyanonymous/ComfyUI, comfy/sd1_clip.py
+  text. A ``)`` without a ``(``, as in ``:)``, takes the next ``(`` with it, which is text then. Square brackets and
+  ``BREAK`` are text. https://github.com/comfyanonymous/ComfyUI, comfy/sd1_clip.py
 
 ``none`` takes the text as it stands.
 """
@@ -134,7 +136,10 @@ def _merged(part: Sequence[Segment]) -> Iterator[Segment]:
 class _Piece:
     text: str
     weight: float = 1.0
-    is_break: bool = False
+
+
+_END_OF_CHUNK = "BREAK", -1.0
+"""The text and the weight of a piece that ends a chunk."""
 
 
 def _read_a1111(text: str) -> list[list[Segment]]:
@@ -171,14 +176,14 @@ def _broken(text: str) -> Iterator[_Piece]:
     first, *others = _BREAK.split(text)
     yield _Piece(first.rstrip() if others else first)
     for number, part in enumerate(others, 1):
-        yield _Piece("", is_break=True)
+        yield _Piece(*_END_OF_CHUNK)
         yield _Piece(part.strip() if number < len(others) else part.lstrip())
 
 
 def _divided(pieces: list[_Piece]) -> list[list[Segment]]:
     parts: list[list[Segment]] = [[]]
     for piece in pieces:
-        if piece.is_break:
+        if (piece.text, piece.weight) == _END_OF_CHUNK:
             parts.append([])
         elif piece.text:
             parts[-1].append(Segment(piece.text, piece.weight))
@@ -201,29 +206,40 @@ def check_depth(depth: int) -> None:
 def _read_comfyui(text: str, weight: float, depth: int) -> Iterator[Segment]:
     """Segments of ComfyUI's language: text and groups in round brackets, each read again."""
     check_depth(depth)
-    for inside, is_group in _groups(text):
-        if not is_group:
-            yield Segment(_COMFYUI_ESCAPED.sub(r"\1", inside), weight)
+    for item in _items(text):
+        # An escaped bracket at the end is text.
+        if not item.startswith("(") or not item.endswith(")") or item.endswith(r"\)"):
+            yield Segment(_COMFYUI_ESCAPED.sub(r"\1", item), weight)
             continue
-        head, colon, tail = inside.rpartition(":")
-        if head and colon and re.fullmatch(DECIMAL, tail.strip()):
-            yield from _read_comfyui(head, float(tail), depth + 1)
+        head, _, tail = item[1:-1].rpartition(":")
+        number = _number(tail) if head else None
+        if number is None:
+            yield from _read_comfyui(item[1:-1], weight * _ROUND, depth + 1)
         else:
-            yield from _read_comfyui(inside, weight * _ROUND, depth + 1)
+            yield from _read_comfyui(head, number, depth + 1)
 
 
-def _groups(text: str) -> Iterator[tuple[str, bool]]:
-    """The texts between and in the outermost round brackets that are closed, and whether they were in brackets."""
-    depth = start = begin = 0
+def _number(text: str) -> float | None:
+    """A weight as Python reads it, as ComfyUI does; None if it is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return None
+
+
+def _items(text: str) -> Iterator[str]:
+    """The texts between the outermost round brackets, and those with these around them; an unmatched ``)`` counts."""
+    depth = start = 0
     for found in re.finditer(r"\\[()]|[()]", text):
         if found[0] == "(":
-            begin, depth = (found.start() if depth == 0 else begin), depth + 1
-        elif found[0] == ")" and depth:
+            if depth == 0 and start < found.start():
+                yield text[start : found.start()]
+                start = found.start()
+            depth += 1
+        elif found[0] == ")":
             depth -= 1
             if depth == 0:
-                if start < begin:
-                    yield text[start:begin], False
-                yield text[begin + 1 : found.start()], True
+                yield text[start : found.end()]
                 start = found.end()
     if start < len(text):
-        yield text[start:], False
+        yield text[start:]

@@ -74,7 +74,7 @@ class GenerationOptions(TypedDict, total=False):
     strength: float | None
     """Share of the steps that change the init image: 1 leaves little of it. 0.75 by default, 1 with a mask."""
     mask: ImageSource | None
-    """Where something new is generated: white in an image of the init image's size. The rest stays as it is."""
+    """Where something new is generated: white, or the hole of a picture, of the init image's size. The rest stays."""
     mask_blur: int | None
     """Pixels by which the mask's edge is softened; 4 by default."""
     only_masked: bool

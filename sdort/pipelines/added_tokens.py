@@ -77,8 +77,10 @@ def expand_words(ids: Sequence[int], groups: Mapping[int, Sequence[int]]) -> lis
 
 
 def _entry(token: str) -> dict[str, Any]:
-    # As transformers' add_tokens makes it: normalized, so that a prompt's upper and lower case find it alike.
-    flags = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": False, "special": False}
+    # Normalized, as transformers' add_tokens makes it, so that a prompt's upper and lower case find it alike. A name of
+    # letters is a whole word, as in A1111, and not the beginning of a longer name; <name> says itself where it ends.
+    whole = token[:1].isalnum() or token[-1:].isalnum()
+    flags = {"lstrip": False, "normalized": True, "rstrip": False, "single_word": whole, "special": False}
     return {"content": token, **flags}
 
 

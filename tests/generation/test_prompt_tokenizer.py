@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ import pytest
 
 from sdort.engines.torch_prompts import TransformersTokenizer
 from sdort.errors import BadModelError
+from sdort.generation.prompt_chunks import Vocabulary
+from sdort.generation.prompt_tokenizer import PromptTokenizer
 from sdort.generation.prompts import load_tokenizer
 from sdort.pipelines.added_tokens import add_tokens
 from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
@@ -116,3 +119,21 @@ def test_a_special_token_that_is_none_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(BadModelError, match="it has no pad_token"):
         load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("case", [str.lower, str.upper, str.title])
+def test_the_word_of_an_embedding_is_a_whole_word(case: Callable[[str], str], tmp_path: Path) -> None:
+    """As A1111 finds it, which looks for the tokens of the name; a name in brackets says itself where it ends."""
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    write_clip_tokenizer(folder, read_clip_merges())
+    add_tokens(folder, {"EasyNegative": SIZE, "EasyNegative_1": SIZE + 1, "<cat>": SIZE + 2})
+    vocabulary = Vocabulary(PromptTokenizer(folder))
+    word = case("easynegative")
+    for before, behind in itertools.product(
+        ("", "a ", "(", ",", "星 ", "un", "星", "1"), ("", " b", ", bad", ":", "V2", "s")
+    ):
+        found = [number for number in vocabulary.ids(f"{before}{word}{behind}") if number >= SIZE]
+        joined = before[-1:].isalnum() or behind[:1].isalnum()
+        assert found == ([] if joined else [SIZE, SIZE + 1]), (before, behind)
+    assert [number for number in vocabulary.ids("un<cat>s") if number >= SIZE] == [SIZE + 2]
