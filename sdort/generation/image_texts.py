@@ -17,17 +17,22 @@ from pathlib import Path
 
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
+from sdort.generation.image_structure import count_pictures, png_chunks
 from sdort.machine.input_file import read_input
 
 MAX_FILE = 1 << 28
 """Bytes of an image; 8192 x 8192 pixels that do not compress have 200 MB."""
 MAX_TEXT = 1 << 21
 """Bytes of a text: two prompts of the longest that sdort takes, each quoted, are a fifth."""
+MAX_TEXTS = 1 << 23
+"""Bytes of all texts of a file, keywords among them."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
 _EXIF, _USER_COMMENT, _SOFTWARE = 0x8769, 0x9286, 0x0131
 _NAMED = range(0x0110, 0x0100, -1)
 """Numbers of Exif's tags; ComfyUI writes from the camera's model on downwards."""
+_TEXT_ITSELF = 100
+"""Bytes that a text and its keyword take beside their characters."""
 XMP = "XML:com.adobe.xmp"
 """PNG's keyword of XMP."""
 
@@ -39,6 +44,10 @@ def read_texts(path: Path) -> dict[str, str]:
         BadModelError: it cannot be read, is none of these files, or a text is damaged or too long.
     """
     content = read_input(path, "the image", limit=MAX_FILE)
+    try:
+        count_pictures(content)
+    except ValueError as error:
+        raise BadModelError(f"{path} is not read: {error}", hint="Give the file that was written.") from error
     if content.startswith(_SIGNATURE):
         return _png_texts(content, path)
     if content.startswith(_JPEG) or (content[:4], content[8:12]) == (b"RIFF", b"WEBP"):
@@ -60,7 +69,7 @@ def _exif_texts(content: bytes, path: Path) -> dict[str, str]:
             comment = exif.get_ifd(_EXIF).get(_USER_COMMENT)
         texts = {}
         for value in filter(None, map(exif.get, _NAMED)):
-            keyword, colon, text = _decoded(_bytes(value)).rstrip("\0").partition(":")
+            keyword, colon, text = _decoded(_bounded(_bytes(value))).rstrip("\0").partition(":")
             if colon and keyword in ("prompt", "workflow"):
                 texts[keyword] = text
         if exif.get(_SOFTWARE):
@@ -127,30 +136,34 @@ def _decoded(data: bytes) -> str:
 
 def _png_texts(content: bytes, path: Path) -> dict[str, str]:
     texts: dict[str, str] = {}
-    position = len(_SIGNATURE)
-    while position + 12 <= len(content):
-        size = int.from_bytes(content[position : position + 4], "big")
-        kind, begin = content[position + 4 : position + 8], position + 8
-        if begin + size + 4 > len(content):
+    left = MAX_TEXTS
+    for kind, begin, end in png_chunks(content):
+        if end + 4 > len(content):
             raise BadModelError(f"{path} ends within a chunk", hint="Copy or download it again.")
         if kind in _READERS:
-            chunk = content[begin : begin + size]
-            if zlib.crc32(kind + chunk) != int.from_bytes(content[begin + size : begin + size + 4], "big"):
+            chunk = content[begin:end]
+            if zlib.crc32(kind + chunk) != int.from_bytes(content[end : end + 4], "big"):
                 raise BadModelError(f"{path} has a damaged text", hint="Copy or download it again.")
-            _keep(texts, kind, chunk, path)
-        position = begin + size + 4
+            left -= _keep(texts, kind, chunk, path) + _TEXT_ITSELF
+            if left < 0:
+                raise BadModelError(
+                    f"{path} has texts of more than {MAX_TEXTS:,} bytes",
+                    hint="Images have a few short texts: this one was made to fill the memory.",
+                )
     return texts
 
 
-def _keep(texts: dict[str, str], kind: bytes, chunk: bytes, path: Path) -> None:
+def _keep(texts: dict[str, str], kind: bytes, chunk: bytes, path: Path) -> int:
+    """Enter the text of a chunk; the number of its characters, with the keyword's."""
     keyword, end, rest = chunk.partition(b"\0")
     if not end:
-        return
+        return len(chunk)
     try:
         text = _READERS[kind](rest)
     except (ValueError, zlib.error) as error:
         raise BadModelError(f"{path} has a text that cannot be read: {error}") from error
     texts.setdefault(keyword.decode("latin-1"), text)
+    return len(keyword) + len(text)
 
 
 def _plain(rest: bytes) -> str:

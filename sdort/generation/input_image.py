@@ -22,6 +22,7 @@ import numpy.typing as npt
 from sdort.console import say
 from sdort.errors import SdortError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.generation.image_structure import check_directories, count_pictures
 from sdort.generation.mask_meaning import selected_by
 from sdort.machine.input_file import read_input
 from sdort.model.signature import Array
@@ -128,16 +129,29 @@ def _decoded(content: bytes, option: str, name: str) -> Image.Image:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged metadata; of too many pixels is judged here
+        pictures = count_pictures(content)
         try:
             picture = Image.open(io.BytesIO(content), formats=FORMATS)
         except UnidentifiedImageError as error:
             raise ValueError(_other_format(content)) from error
         _check_pixels(picture, f"{option} {name}")
-        frames = getattr(picture, "n_frames", 1)
-        if frames > 1 and picture.format != "MPO":  # a phone's photograph, with a preview
-            say(f"{option} {name}: the first of its {frames} pictures is taken")
+        _check_tiles(picture)
+        if pictures not in ("0", "1"):
+            say(f"{option} {name}: the first of its {pictures} pictures is taken")
         picture.load()
+        if isinstance(
+            profile := picture.info.get("Raw profile type exif"), str
+        ):  # ImageMagick's form of Exif, in hexadecimal
+            check_directories(bytes.fromhex("".join(profile.split("\n")[3:])).removeprefix(b"Exif\0\0"))
         return _eight_bits(ImageOps.exif_transpose(picture), f"{option} {name}")
+
+
+def _check_tiles(picture: Image.Image) -> None:
+    """Refuse a picture whose parts lie over each other; a channel may be a part of its own."""
+    sides = (each[1] for each in getattr(picture, "tile", ()) if each[1])
+    covered = sum((right - left) * (lower - upper) for left, upper, right, lower in sides)
+    if covered > 8 * max(picture.width * picture.height, 1 << 16):
+        raise ValueError("its strips or tiles lie over each other")
 
 
 def _other_format(content: bytes) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import secrets
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,6 +13,7 @@ from typing import Any, cast
 from sdort.console import say
 from sdort.demo import demo_adapter
 from sdort.errors import SdortError, UsageError
+from sdort.errors.number_ranges import NUM_IMAGES
 from sdort.errors.option_types import check_types
 from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
@@ -118,12 +119,12 @@ def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[J
     settings: dict[str, Any] = dict(options)
     file = settings.pop("prompts", None)
     if file is None:
-        return _alike(plan_job(prompt, cast("GenerationOptions", settings)))
+        return list(_within_limit([plan_job(prompt, cast("GenerationOptions", settings))]))
     if prompt or settings.get("from_image"):
         raise UsageError("--prompts gives the prompts: leave out --prompt and --from-image")
     if settings.get("seed") is None:
         settings["seed"] = secrets.randbelow(1 << 32)
-    return [part for lines in read_lines(Path(file)) for part in _alike(_plan_lines(file, lines, settings))]
+    return list(_within_limit(_plan_lines(file, lines, settings) for lines in read_lines(Path(file))))
 
 
 def _plan_lines(file: Path, lines: Lines, settings: Mapping[str, Any]) -> Job:
@@ -137,6 +138,19 @@ def _plan_lines(file: Path, lines: Lines, settings: Mapping[str, Any]) -> Job:
                 plan_job(line.prompts, cast("GenerationOptions", {**settings, **line.options}))
         raise
     return replace(job, place=place)
+
+
+def _within_limit(jobs: Iterable[Job]) -> Iterator[Job]:
+    """The jobs of a run in their parts, as long as all images together are no more than a run has."""
+    left = NUM_IMAGES.high
+    for job in jobs:
+        left -= job.images
+        if left < 0:
+            raise UsageError(
+                f"the run has more than {NUM_IMAGES.high:,} images: {NUM_IMAGES.reason}",
+                hint="Take fewer prompts, seeds or images of each in one run.",
+            )
+        yield from _alike(job)
 
 
 @contextmanager

@@ -7,19 +7,25 @@ they override what is given for all.
 
 from __future__ import annotations
 
+import io
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from sdort.errors import UsageError, did_you_mean
+from sdort.errors.number_ranges import NUM_IMAGES
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.from_image import REPLAYED
-from sdort.machine.input_file import read_input
+from sdort.machine.input_file import open_input
 from sdort.machine.json_text import parse_json
 
 MAX_FILE = 1 << 26
 """Bytes of a file: 10,000 prompts, as many as images of a run, of 6,700 bytes."""
+MAX_LINE = 1 << 23
+"""Bytes of a line: four texts of the longest that sdort takes, each character escaped."""
+MAX_LINES = 1 << 20
+"""Lines of a file, empty ones and comments among them."""
 OF_A_LINE = frozenset({*REPLAYED, "num_images"})
 """Options that a line may have."""
 _TEXTS = ("negative_prompt", "prompt_2", "negative_prompt_2")
@@ -48,20 +54,42 @@ def read_lines(path: Path) -> list[Lines]:
         BadModelError: it cannot be read, or is too large.
         UsageError: a line is no text or no JSON object with a prompt, or has an unknown option; or there is none.
     """
-    content = read_input(path, "the prompts", limit=MAX_FILE)
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path} is no text in UTF-8: byte {error.start + 1}", hint="Save it as UTF-8.") from error
     json_lines = path.suffix.lower() in (".jsonl", ".ndjson")
-    numbered = [(number, line.strip()) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if json_lines:
-        lines = [(number, _object(path, number, line)) for number, line in numbered]
-    else:
-        lines = [(number, {"prompt": line}) for number, line in numbered if not line.startswith("#")]
+    lines: list[tuple[int, dict[str, Any]]] = []
+    for number, text in enumerate(_texts(path), 1):
+        line = text.strip()
+        if number > MAX_LINES:
+            raise UsageError(f"{path} has more than {MAX_LINES:,} lines", hint="Leave out empty lines and comments.")
+        if not line or (line.startswith("#") and not json_lines):
+            continue
+        if len(lines) == NUM_IMAGES.high:
+            raise UsageError(
+                f"{path} has more than {NUM_IMAGES.high:,} prompts: {NUM_IMAGES.reason}",
+                hint="Divide it into several files, with a run for each.",
+            )
+        lines.append((number, _object(path, number, line) if json_lines else {"prompt": line}))
     if not lines:
         raise UsageError(f"{path} has no prompts", hint="Write one a line.")
     return [_together(list(group)) for _, group in itertools.groupby(lines, _setting)]
+
+
+def _texts(path: Path) -> Iterator[str]:
+    """The lines of a file, one after the other, as ``str.splitlines`` divides it."""
+    begin = 0
+    with open_input(path, "the prompts", limit=MAX_FILE) as file:
+        buffered = io.BufferedReader(cast("io.RawIOBase", file))
+        while line := buffered.readline(MAX_LINE + 1):
+            if len(line) > MAX_LINE or begin > MAX_FILE:
+                raise UsageError(
+                    f"{path} has a line of more than {MAX_LINE:,} bytes at byte {begin + 1}",
+                    hint="Write a prompt a line.",
+                )
+            try:
+                yield from line.decode("utf-8-sig" if begin == 0 else "utf-8").splitlines()
+            except UnicodeDecodeError as error:
+                place = begin + error.start + 1
+                raise UsageError(f"{path} is no text in UTF-8: byte {place}", hint="Save it as UTF-8.") from error
+            begin += len(line)
 
 
 def _setting(numbered: tuple[int, dict[str, Any]]) -> list[tuple[str, Any]]:
