@@ -20,6 +20,7 @@ from onnx import AttributeProto, TensorProto
 from sdort.errors import BadModelError
 from sdort.model.signature import TensorSpec
 from sdort.model.stored_values import StoredValues
+from sdort.onnx_io.branches import inline_branches
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes, type_name
@@ -81,7 +82,7 @@ class ComponentFile:
         if self._parsed.checked is None:
             checked = copied(self.proto)
             shorten_domains(checked)
-            checked = inline_functions(checked, self.component)
+            checked = inline_branches(inline_functions(checked, self.component), self.component)
             order = check_model(checked, self.component)
             nodes = [checked.graph.node[index] for index in order]
             del checked.graph.node[:]

@@ -20,6 +20,7 @@ from sdort.errors import BadModelError
 from sdort.model.model import Model
 from sdort.model.signature import Array
 from sdort.model.weights import SMALL_BYTES, Inline, Stored, Weight
+from sdort.onnx_io.branches import inline_branches
 from sdort.onnx_io.check_inference import check_inference
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
@@ -64,7 +65,7 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
         BadModelError: as for :func:`load_model`.
     """
     shorten_domains(proto)
-    proto = inline_functions(proto, component)
+    proto = inline_branches(inline_functions(proto, component), component)
     reader = _Reader(resolve, component, path)
     order = check_model(proto, component)
     values = {tensor.name: reader.initializer(tensor) for tensor in proto.graph.initializer}
