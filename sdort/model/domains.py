@@ -11,6 +11,22 @@ MICROSOFT = "com.microsoft"
 """The domain of ONNX Runtime's own operators."""
 OWN_DOMAIN = "sdort"
 """The domain of sdort's own operators, whose function bodies a model carries (:mod:`sdort.onnx_io.own_functions`)."""
+IN_DEFAULT_DOMAIN = frozenset({"SimplifiedLayerNormalization"})
+"""ONNX Runtime's own operators that files have in the default domain, where ONNX has none of that name. In memory they
+are of :data:`MICROSOFT`, like the others."""
+EARLIER_THAN_ONNX = {"LayerNormalization": 17}
+"""Operators that ONNX Runtime has in the default domain of every opset, and ONNX, as the same, from this one on."""
+
+
+def file_domain(domain: str, name: str) -> str:
+    """The domain that a file has for an operator of ``domain``."""
+    return "" if domain == MICROSOFT and name in IN_DEFAULT_DOMAIN else domain
+
+
+def is_runtimes_own(domain: str, name: str, opset: int) -> bool:
+    """Whether a file's operator is one that ONNX Runtime alone has in the default domain of ``opset``."""
+    return not domain and (name in IN_DEFAULT_DOMAIN or opset < EARLIER_THAN_ONNX.get(name, 0))
+
 
 MICROSOFT_OPERATORS = frozenset(
     """

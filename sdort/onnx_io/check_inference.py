@@ -13,6 +13,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from sdort.errors import BadModelError
+from sdort.model.domains import MICROSOFT, is_runtimes_own
 from sdort.model.signature import Array
 
 _PLACE_END = "): "
@@ -48,6 +49,12 @@ def _without_shapes(model: onnx.ModelProto, order: Sequence[int], small: Mapping
     graph.name = model.graph.name
     graph.input.extend(model.graph.input)
     graph.node.extend(model.graph.node[index] for index in order)
+    opset = next(entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx"))
+    for node in graph.node:
+        if is_runtimes_own(node.domain, node.op_type, opset):
+            node.domain = MICROSOFT  # of whose operators onnx infers nothing
+    if all(entry.domain != MICROSOFT for entry in copy.opset_import):
+        copy.opset_import.add(domain=MICROSOFT, version=1)
     for tensor in model.graph.initializer:
         stored = tensor.data_location == TensorProto.EXTERNAL and tensor.name in small
         graph.initializer.append(numpy_helper.from_array(small[tensor.name], tensor.name) if stored else tensor)

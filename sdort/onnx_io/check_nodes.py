@@ -10,7 +10,7 @@ from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.model.domains import MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN
+from sdort.model.domains import IN_DEFAULT_DOMAIN, MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN, is_runtimes_own
 from sdort.model.operator import REQUIRED, Operator
 from sdort.onnx_io.check_tensors import check_tensor
 from sdort.operators import find_operator
@@ -71,10 +71,11 @@ def check_nodes(
     for node in nodes:
         _check_operator(node, opsets, functions, component)
         check_attributes(node, component, in_function)
-        if node.domain == "":
-            _check_schema(node, context, component)
+        operator = find_operator(node.domain, node.op_type)
+        if node.domain == "" and not is_runtimes_own("", node.op_type, opsets[""]):
+            _check_schema(node, _later(opsets[""]) if _is_replaced(node.op_type, opsets[""]) else context, component)
             _check_counts(node, component)
-        elif (node.domain, node.op_type) not in functions and (operator := find_operator(node.domain, node.op_type)):
+        elif operator and (node.domain, node.op_type) not in functions:
             _check_stated(node, operator, component)
 
 
@@ -102,11 +103,13 @@ def _check_operator(node: onnx.NodeProto, opsets: Mapping[str, int], functions: 
     if domain not in opsets:
         raise _bad(node, component, f"domain {domain!r} is used but not imported")
     if domain == MICROSOFT:
-        known = node.op_type in MICROSOFT_OPERATORS
+        known = node.op_type in MICROSOFT_OPERATORS | IN_DEFAULT_DOMAIN
     elif domain == OWN_DOMAIN:
         known = find_operator(domain, node.op_type) is not None
     else:
         known = _has_schema(node.op_type, domain, opsets[domain])
+        known = known or is_runtimes_own(domain, node.op_type, opsets[domain])
+        known = known or (not domain and _is_replaced(node.op_type, opsets[domain]))
     if not known:
         name = f"{domain}.{node.op_type}" if domain else node.op_type
         raise BadModelError(
@@ -123,6 +126,22 @@ def _has_schema(op_type: str, domain: str, version: int) -> bool:
         return not onnx.defs.get_schema(op_type, version, domain).deprecated
     except onnx.defs.SchemaError:
         return False
+
+
+REPLACED = {"GroupNormalization": 21}
+"""Operators that ONNX has withdrawn in an opset and defined anew in this one, and that are converted."""
+
+
+def _is_replaced(op_type: str, version: int) -> bool:
+    return op_type in REPLACED and onnx.defs.has(op_type, version) and not _has_schema(op_type, "", version)
+
+
+def _later(version: int) -> onnx.checker.C.CheckerContext:
+    """The context of the first opset in which nothing is withdrawn: such operators are checked as the later ones."""
+    context = onnx.checker.C.CheckerContext()
+    context.ir_version = onnx.IR_VERSION
+    context.opset_imports = {"": max(version, *REPLACED.values())}
+    return context
 
 
 def check_attributes(node: onnx.NodeProto, component: str, in_function: bool = False) -> None:
@@ -143,11 +162,15 @@ def _check_attribute(node: onnx.NodeProto, attribute: AttributeProto, component:
     if attribute.ref_attr_name:
         raise _bad(node, component, f"{where} refers to an attribute of a function")
     if attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS):
+        cause = (
+            "the condition of this If is not known before it runs" if node.op_type == "If" else f"{where} is a subgraph"
+        )
         raise BadModelError(
-            f"{where} is a subgraph; control flow is not supported",
+            f"{cause}; control flow is not supported",
             component=component,
             node=node_label(node),
-            hint="Diffusion models need no If, Loop or Scan; export the model without data-dependent branches.",
+            hint="Diffusion models need no If, Loop or Scan; export the model without data-dependent branches, "
+            "and with fixed sizes where a branch asks for one.",
         )
     if attribute.type not in _ATTRIBUTE_TYPES:
         raise _bad(node, component, f"{where} is of an unsupported kind")

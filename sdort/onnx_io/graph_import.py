@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from sdort.model.domains import IN_DEFAULT_DOMAIN, MICROSOFT
 from sdort.model.signature import Array
 from sdort.model.weights import Weight
 
@@ -112,7 +113,7 @@ def _name_nodes(graph: gs.Graph) -> None:
             counters[base] = counters.get(base, -1) + 1
             node.name = unique_name(f"{base}_{counters[base]}", taken)
         taken.add(node.name)
-        node.domain = node.domain or None
+        node.domain = node.domain or (MICROSOFT if node.op in IN_DEFAULT_DOMAIN else None)
 
 
 def _keep_used_domains(graph: gs.Graph) -> None:

@@ -17,7 +17,7 @@ from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter, dtype_to_onn
 
 from sdort.errors import BadModelError
 from sdort.machine.version import __version__
-from sdort.model.domains import MICROSOFT
+from sdort.model.domains import MICROSOFT, file_domain
 from sdort.model.model import Model
 from sdort.model.topological_order import topological_order
 from sdort.model.weights import Weight
@@ -101,7 +101,8 @@ def _check_defined(graph: gs.Graph, component: str) -> None:
 def _node_protos(nodes: list[gs.Node], names: TensorNames) -> Iterator[onnx.NodeProto]:
     taken: set[str] = set()
     for node in nodes:
-        proto = onnx.NodeProto(op_type=node.op, name=unique_name(node.name or node.op, taken), domain=node.domain or "")
+        domain = file_domain(node.domain or "", node.op)
+        proto = onnx.NodeProto(op_type=node.op, name=unique_name(node.name or node.op, taken), domain=domain)
         proto.input.extend(names.of(t) for t in node.inputs)
         proto.output.extend(names.of(t) for t in node.outputs)
         proto.attribute.extend(_attribute(node, key, value) for key, value in sorted(node.attrs.items()))

@@ -8,6 +8,8 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from sdort.model.domains import IN_DEFAULT_DOMAIN, MICROSOFT
+
 if TYPE_CHECKING:  # a provider's file imports no graph libraries
     import onnx
 
@@ -30,8 +32,10 @@ def load_operators() -> Mapping[tuple[str, str], Operator]:
 
 
 def find_operator(domain: str | None, name: str) -> Operator | None:
-    """The operator of a node; None for a standard one, and for one of which nothing is known."""
-    return load_operators().get((domain or "", name)) if domain else None
+    """The operator of a node, in memory or in a file; None for a standard or an unknown one."""
+    if not domain and name in IN_DEFAULT_DOMAIN:
+        domain = MICROSOFT
+    return load_operators().get((domain, name)) if domain else None
 
 
 def of_category(*categories: Category) -> frozenset[str]:

@@ -15,6 +15,7 @@ import onnx_graphsurgeon as gs
 from onnx import defs, helper
 
 from sdort.errors import BadModelError
+from sdort.model.domains import is_runtimes_own
 from sdort.model.model import Model
 from sdort.passes import expand
 from sdort.rewrite.editor import Editor
@@ -41,6 +42,10 @@ def run(editor: Editor) -> int:
             changes += (len(node.inputs), node.attrs) != before
     set_opset(model, OPSET)
     editor.refresh()
+    for node in [n for n in model.graph.nodes if not n.domain]:
+        for limit, restate in BY_SHAPE.get(node.op, ()):
+            changes += opset < limit and restate(editor, node)
+    editor.finish()
     return changes
 
 
@@ -60,6 +65,8 @@ def inexpressible(node: gs.Node, opset: int) -> str | None:
 
 
 def _upgrade(model: Model, node: gs.Node, opset: int) -> None:
+    if is_runtimes_own("", node.op, opset):
+        return
     for limit, convert in CONVERTERS.get(node.op, ()):
         if opset < limit:
             convert(model, node, opset)
@@ -78,9 +85,13 @@ def _upgrade(model: Model, node: gs.Node, opset: int) -> None:
 
 def _restate(node: gs.Node, opset: int, target: int) -> bool:
     """Whether the node means the same in another opset, by its operator's schemas; it may lose a stated default."""
+    if not _has_values(node, target):
+        return False
     since = _since(node.op, opset), _since(node.op, target)
     if None in since or since[0] == since[1]:
         return None not in since
+    if node.op == "GridSample":
+        return _grid_sample(node, target)
     before, after = (defs.get_schema(node.op, version) for version in (opset, target))
     if before.deprecated or after.deprecated:
         return False
@@ -136,28 +147,112 @@ def _split(model: Model, node: gs.Node, opset: int) -> None:
         node.attrs["num_outputs"] = len(node.outputs)
 
 
-def _softmax(model: Model, node: gs.Node, opset: int) -> None:
-    """Before opset 13 Softmax flattened all axes from ``axis`` on: the same thing only for the last one."""
-    shape = node.inputs[0].shape
-    axis = node.attrs.get("axis", 1)
-    if axis != -1 and (shape is None or axis != len(shape) - 1):
+def _has_values(node: gs.Node, opset: int) -> bool:
+    """Whether the words among the node's attributes are ones that its operator knows in an opset."""
+    opsets = [VALUES[key] for name, value in node.attrs.items() if (key := (node.op, name, str(value))) in VALUES]
+    return all(opset in known for known in opsets)
+
+
+VALUES = {
+    ("Pad", "mode", "wrap"): range(19, 100),
+    ("Resize", "coordinate_transformation_mode", "half_pixel_symmetric"): range(19, 100),
+    ("Resize", "coordinate_transformation_mode", "tf_half_pixel_for_nn"): range(13),
+}
+"""Words that an attribute has in some opsets only: no schema lists them."""
+
+
+def _grid_sample(node: gs.Node, opset: int) -> bool:
+    """Since opset 20 GridSample takes volumes too, and calls the modes of images what it calls those of volumes."""
+    words = GRID_MODES if opset >= 20 else {new: old for old, new in GRID_MODES.items()}
+    if opset < 20 and len(node.inputs[0].shape or ()) == 5:
+        return False
+    mode = node.attrs.get("mode", "linear" if opset < 20 else "bilinear")
+    node.attrs["mode"] = words.get(mode, mode)
+    return True
+
+
+GRID_MODES = {"bilinear": "linear", "bicubic": "cubic"}
+
+
+def _keep(model: Model, node: gs.Node, opset: int) -> None:
+    """What has changed is converted when shapes are known: :data:`BY_SHAPE`."""
+
+
+def _dropout(model: Model, node: gs.Node, opset: int) -> None:
+    """The ratio is an input; of a Dropout that does not train it says nothing."""
+    node.attrs.pop("ratio", None)
+
+
+def _batch_normalization(model: Model, node: gs.Node, opset: int) -> None:
+    """Only who trains asks for the statistics; these are other outputs since opset 14."""
+    if any(tensor.name for tensor in node.outputs[1:]):
         raise BadModelError(
-            f"Softmax of opset {opset} over axis {axis} is not over the last axis",
+            f"this BatchNormalization of opset {opset} trains: it gives new statistics",
             component=model.component,
             node=node.name,
-            hint="Export the model again with opset 17 or later.",
+            hint="Export the model again in evaluation mode: torch's model.eval().",
         )
-    node.attrs["axis"] = -1
 
+
+def _flattened_softmax(editor: Editor, node: gs.Node) -> bool:
+    """Before opset 13 all axes from ``axis`` on were one: the same as the last alone where the others are 1."""
+    shape, axis = editor.shape(node.inputs[0]), node.attrs.get("axis", 1)
+    if shape is not None and all(size == 1 for size in shape[axis % len(shape) : -1]):
+        changed, node.attrs["axis"] = axis != -1, -1
+        return bool(changed)
+    (source, *_), (result, *_) = node.inputs, node.outputs
+    node.inputs.clear()
+    node.outputs.clear()
+    rows = editor.op("Flatten", [source], {"axis": axis})
+    shares = editor.op(node.op, [rows], {"axis": -1})
+    editor.node("Reshape", [shares, editor.op("Shape", [source])], outputs=[result])
+    return True
+
+
+def _group_normalization(editor: Editor, node: gs.Node) -> bool:
+    """Before opset 21 scale and bias were one number a group: they are repeated for its channels."""
+    groups, shape = node.attrs["num_groups"], editor.shape(node.inputs[0])
+    channels = shape[1] if shape is not None and len(shape) > 1 else None
+    if not isinstance(channels, int) or channels % groups:
+        raise BadModelError(
+            f"this GroupNormalization of opset 18 has {groups} groups of {channels or 'an unknown number of'} channels",
+            component=editor.model.component,
+            node=node.name,
+            hint=f"Export the model again with opset 21 to {OPSET}, or with a fixed number of channels.",
+        )
+    for index in (1, 2):
+        column = editor.op("Unsqueeze", [node.inputs[index], editor.ints([1])])
+        wide = editor.op("Expand", [column, editor.ints([groups, channels // groups])])
+        node.inputs[index] = editor.op("Reshape", [wide, editor.ints([-1])])
+    return True
+
+
+BY_SHAPE: dict[str, tuple[tuple[int, Callable[[Editor, gs.Node], bool]], ...]] = {
+    **dict.fromkeys(("Softmax", "LogSoftmax", "Hardmax"), ((13, _flattened_softmax),)),
+    "GroupNormalization": ((21, _group_normalization),),
+}
+"""Conversions for which shapes have to be known, each of what is below an opset."""
 
 CONVERTERS: dict[str, tuple[tuple[int, Converter], ...]] = {
     **dict.fromkeys(
-        ("ReduceMean", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2", "ReduceSumSquare"),
+        (
+            "ReduceMean",
+            "ReduceMax",
+            "ReduceMin",
+            "ReduceProd",
+            "ReduceL1",
+            "ReduceL2",
+            "ReduceSumSquare",
+            "ReduceLogSum",
+            "ReduceLogSumExp",
+        ),
         ((18, _axes_to_input),),
     ),
     "ReduceSum": ((13, _axes_to_input),),
     "Unsqueeze": ((13, _axes_to_input),),
     "Squeeze": ((13, _axes_to_input),),
     "Split": ((18, _split),),
-    "Softmax": ((13, _softmax),),
+    **{op: ((limit, _keep),) for op, ((limit, _),) in BY_SHAPE.items()},
+    "Dropout": ((12, _dropout),),
+    "BatchNormalization": ((14, _batch_normalization),),
 }

@@ -40,6 +40,25 @@ CHANGED = {
     "Softmax 11 of the last axis": (11, "y = Softmax <axis = 2> (x)", ""),
     "Softmax 12 of -1": (12, "y = Softmax <axis = -1> (x)", ""),
     "Softmax 13 of any axis": (13, "y = Softmax <axis = 1> (x)", ""),
+    **{
+        f"{op} {opset} {axis}": (opset, f"y = {op} <axis = {axis}> (x)", "")
+        for op in ("Softmax", "LogSoftmax", "Hardmax")
+        for opset in (11, 12)
+        for axis in (0, 1, 2, -1, -2)
+    },
+    "Softmax of a view": (11, "r = Reshape (x, z)  y = Softmax <axis = 1> (r)", "<int64[3] z = {2, -1, 3}>"),
+    "Dropout 11": (11, "y = Dropout <ratio = 0.5> (x)", ""),
+    "BatchNormalization 11": (
+        11,
+        "y = BatchNormalization (x, s, s, s, s)",
+        "<float[4] s = {1.0, 2.0, 3.0, 4.0}>",
+    ),
+    "ReduceLogSumExp 13": (13, "y = ReduceLogSumExp <axes = [1], keepdims = 1> (x)", ""),
+    "GroupNormalization 18": (
+        18,
+        "y = GroupNormalization <num_groups = 2> (x, s, b)",
+        "<float[2] s = {0.5, 2.0}, float[2] b = {1.0, -1.0}>",
+    ),
     "Pad 13": (13, "y = Pad (x, sides)", "<int64[6] sides = {1, 0, 2, 0, 1, 0}>"),
     "what is as it was": (14, "s = Shape (x)  a = Transpose <perm = [0, 2, 1]> (x)  y = Reshape (a, s)", ""),
 }
@@ -110,12 +129,18 @@ def test_softmax_of_all_axes_but_the_first() -> None:
 
 
 REFUSED = {
-    "Softmax over several axes": (11, "y = Softmax <axis = 1> (x)", "over axis 1 is not over the last axis"),
-    "Softmax by default": (12, "y = Softmax (x)", "over axis 1 is not over the last axis"),
-    "an attribute that is an input now": (11, "y = Dropout <ratio = 0.5> (x)", "Dropout of opset 11 has changed"),
-    "other inputs": (11, "y = BatchNormalization (x, s, s, s, s)", "BatchNormalization of opset 11 has changed"),
+    "statistics": (
+        11,
+        "y, a, b, c, d = BatchNormalization (x, s, s, s, s)",
+        "this BatchNormalization of opset 11 trains",
+    ),
+    "an attribute that is an input now": (17, "y = DFT <axis = 2> (x)", "DFT of opset 17 has changed"),
+    "a word that is gone": (
+        11,
+        'y = Resize <coordinate_transformation_mode = "tf_half_pixel_for_nn"> (x, s, s)',
+        "Resize of opset 11 has changed",
+    ),
     "what came later": (24, "y = TensorScatter (x, x, i)", "TensorScatter as opset 24 has it cannot be expressed"),
-    "another default": (12, "y = Hardmax (x)", "Hardmax of opset 12 has changed"),
 }
 
 
@@ -176,3 +201,37 @@ def test_one_entry_a_domain_is_declared() -> None:
     for opset in (17, 18):
         set_opset(model, opset)
         assert [(d.domain, d.version) for d in model.graph.import_domains] == [("", opset), ("com.microsoft", 1)]
+
+
+@pytest.mark.parametrize(
+    ("opset", "mode"),
+    [(16, ""), (16, "bilinear"), (18, "bicubic"), (18, "nearest"), (20, ""), (20, "linear"), (20, "cubic")],
+)
+def test_grid_samples_are_called_as_each_opset_calls_them(opset: int, mode: str) -> None:
+    words = f' <mode = "{mode}">' if mode else ""
+    text = f"g (float[1, 2, 5, 6] x, float[1, 3, 4, 2] g) => (float[a, b, c, d] y) {{ y = GridSample{words} (x, g) }}"
+    proto = parse(text, opset=opset)
+    feeds = feeds_for(proto, {})
+    model = upgraded(text, opset)
+    (wanted,) = run(proto, feeds)
+    np.testing.assert_array_equal(run(model, feeds)[0], wanted)
+    declare_opset(model, 18)
+    np.testing.assert_array_equal(run(model, feeds)[0], wanted)
+
+
+@pytest.mark.parametrize(
+    ("opset", "text"),
+    [
+        (19, '<int64[6] p = {0, 0, 1, 0, 0, 1}> { y = Pad <mode = "wrap"> (x, p) }'),
+        (
+            19,
+            "<float[3] s = {1.0, 1.0, 2.0}> "
+            '{ y = Resize <coordinate_transformation_mode = "half_pixel_symmetric"> (x, , s) }',
+        ),
+    ],
+)
+def test_a_word_that_came_later_is_not_written_into_an_earlier_opset(opset: int, text: str) -> None:
+    model = upgraded(f"g (float[2, 4, 6] x) => (float[a, b, c] y) {text}", opset)
+    (node,) = model.graph.nodes
+    assert upgrade.inexpressible(node, 19) is None
+    assert upgrade.inexpressible(node, 18) is not None

@@ -13,6 +13,8 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, ValueInfoProto, defs, helper, numpy_helper
 
+from sdort.model.domains import IN_DEFAULT_DOMAIN
+
 Array = npt.NDArray[Any]
 Changed = tuple[str, onnx.ModelProto]
 """What was changed, and the whole model with that change."""
@@ -116,7 +118,7 @@ def _other_attributes(value: Any) -> Iterator[Any]:
 
 def _optional_attributes(node: onnx.NodeProto, model: onnx.ModelProto) -> Iterator[tuple[str, Any]]:
     """Of the standard operators: numbers that differ from their defaults, and the words that Gelu knows."""
-    if node.domain:
+    if node.domain or node.op_type in IN_DEFAULT_DOMAIN:
         return
     schema = defs.get_schema(node.op_type, model.opset_import[0].version)
     for name, attribute in schema.attributes.items():

@@ -8,6 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from sdort.model.domains import file_domain
 from sdort.rewrite.fusion import Fusion, load_fusions
 from sdort.rewrite.pattern import OPSET, Capture, Pattern, TensorType
 
@@ -37,7 +38,8 @@ def before_model(fusion: Fusion, index: int, rng: np.random.Generator) -> onnx.M
         initializers.append(numpy_helper.from_array(_constant(pattern, sizes, name, rng), name))
     nodes = [
         helper.make_node(
-            node.op, node.inputs, node.outputs, name=f"n{i}", domain=node.domain,
+            node.op, node.inputs, node.outputs, name=f"n{i}",
+            domain=file_domain(node.domain, node.op),
             **{k: sizes[v.name] if isinstance(v, Capture) else v for k, v in node.attrs.items()},
         )
         for i, node in enumerate(pattern.nodes)

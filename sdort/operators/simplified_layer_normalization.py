@@ -1,0 +1,64 @@
+"""ONNX Runtime's SimplifiedLayerNormalization: X / sqrt(mean(X^2) + epsilon) * scale (https://arxiv.org/abs/1910.07467).
+
+Files have it in the default domain (:data:`sdort.model.domains.IN_DEFAULT_DOMAIN`). ``axis`` is the first of the axes
+that the mean is over.
+"""
+
+from sdort.model.domains import MICROSOFT
+from sdort.model.fact import NOTHING, Fact
+from sdort.model.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
+
+
+def infer(call: Call) -> list[Fact]:
+    return [*same(call), NOTHING]
+
+
+def root_mean_square(epsilon: float, axes: list[int], x: str, y: str, scale: str) -> str:
+    """Steps from x to y, of its dtype: divided by the root of its mean square over the axes, times the scale."""
+    return f"""
+      axes = Constant <value_ints = {axes}> ()
+      epsilon = Constant <value_float = {epsilon:.20f}> ()
+      wide = Cast <to = 1> ({x})
+      square = Mul (wide, wide)
+      mean_square = ReduceMean <keepdims = 1> (square, axes)
+      raised = Add (mean_square, epsilon)
+      root = Sqrt (raised)
+      normal = Div (wide, root)
+      factor = Cast <to = 1> ({scale})
+      scaled = Mul (normal, factor)
+      {y} = CastLike (scaled, {x})
+      inverse = Reciprocal (root)"""
+
+
+def definition(call: Call) -> str | None:
+    axis, shape = call.attributes["axis"], call.shape("X")
+    rank = 0 if shape is None else len(shape)
+    if axis >= 0 and not rank:
+        return None
+    last = list(range(axis - rank if axis >= 0 else axis, 0))
+    steps = root_mean_square(call.attributes["epsilon"], last, "X", "Y", "scale")
+    return steps + ("\n      inv_std_var = Identity (inverse)" if call.has("inv_std_var") else "")
+
+
+OPERATOR = Operator(
+    name="SimplifiedLayerNormalization",
+    domain=MICROSOFT,
+    category=Category.NORMALIZATION,
+    inputs=("X", "scale"),
+    outputs=("Y", "inv_std_var"),
+    attributes={"axis": -1, "epsilon": 1e-5, "stash_type": 1},
+    infer=infer,
+    definition=definition,
+    on_cpu=runs_itself,
+    stores_intermediates=outputs_only,
+    float32_inputs=(),
+    additive=False,
+    factors=("scale",),
+    operations=5,
+    kernels={"rocm": any_form, "cuda": any_form, "cpu": any_form},
+    unserved={},
+    examples=(
+        Example({"X": (2, 5, 12), "scale": (12,)}, outputs=("Y",)),
+        Example({"X": (2, 3, 5, 12), "scale": (5, 12)}, {"axis": -2, "epsilon": 1e-3}, outputs=("Y",)),
+    ),
+)
