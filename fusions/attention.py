@@ -7,6 +7,10 @@ import math
 from itertools import product
 from typing import Any
 
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.decomposed import is_attention
+from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import Match, Refusal, decline, refuse
 
 STAGE = "raise"
@@ -58,3 +62,9 @@ def derive(m: Match) -> dict[str, Any]:
     """The scale as an attribute: None where it is the operator's default, 1/sqrt(head size)."""
     scale = m.scalar("scale") if "scale" in m.tensors else 1.0
     return {"factor": None if math.isclose(scale, m.size("D") ** -0.5, rel_tol=1e-5) else scale}
+
+
+def concerns(editor: Editor, anchor: gs.Node) -> bool:
+    """Whether the softmax is an attention's, over heads or without."""
+    shape = editor.shape(anchor.inputs[0])
+    return is_attention(editor, anchor) and (shape is None or len(shape) in (3, 4))

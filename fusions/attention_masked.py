@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from sdort.fusions.attention import check as check_sizes
+from sdort.fusions.attention import concerns as concerns
 from sdort.fusions.attention import derive as derive_scale
 
 from sdort.rewrite.match import Match, Refusal, decline, refuse

@@ -3,6 +3,7 @@
 from typing import Any
 
 from sdort.fusions.attention import check as check_sizes
+from sdort.fusions.attention import concerns as concerns
 from sdort.fusions.attention import derive as derive_scale
 
 from sdort.rewrite.match import Match, Refusal, decline, refuse

@@ -1,31 +1,40 @@
 """GroupNormalization as exporters below opset 21 write it: an InstanceNormalization over the grouped channels.
 
 y = gamma * (x - mean_g) / sqrt(var_g + epsilon) + beta, mean and variance over each group's channels and pixels
-(https://arxiv.org/abs/1803.08494).
+(https://arxiv.org/abs/1803.08494), of tensors with any number of axes behind the channels.
 """
 
 from typing import Any
 
+import numpy as np
+import onnx_graphsurgeon as gs
+
 from sdort.model.weights import Reshaped, as_weight
-from sdort.rewrite.match import Match, Refusal, refuse
+from sdort.rewrite.decomposed import is_grouped
+from sdort.rewrite.editor import Editor
+from sdort.rewrite.match import Match, Refusal, decline, refuse
 
 STAGE = "raise"
 ANCHOR = "InstanceNormalization"
 MUST_FUSE = True
-_BODY = """
+RUN_AFTER = ("group_normalization_parts",)
+_BEFORE = """
+g (float[] x, int64[] group, int64[] ungroup) => (float[] y) <float[G] ones, float[G] zeros{0}> {{
     grouped = Reshape (x, group)
     normal = InstanceNormalization <epsilon: float = @epsilon> (grouped, ones, zeros)
-    back = Reshape (normal, ungroup)
-    scaled = Mul (back, gamma)
-    y = Add (scaled, beta)
-}"""
-_IMAGE = """
-g (float[] x, int64[] group, int64[] ungroup) => (float[N, C, H, W] y)
-<float[G] ones, float[G] zeros, float[C, 1, 1] gamma, float[C, 1, 1] beta, float[N, G, K] grouped> {"""
-_SEQUENCE = """
-g (float[] x, int64[] group, int64[] ungroup) => (float[N, C, S] y)
-<float[G] ones, float[G] zeros, float[C, 1] gamma, float[C, 1] beta, float[N, G, K] grouped> {"""
-BEFORE = (_IMAGE + _BODY, _SEQUENCE + _BODY)
+    {1}
+}}"""
+BEFORE = tuple(
+    _BEFORE.format(*form)
+    for form in (
+        (
+            ", float[] gamma, float[] beta",
+            "back = Reshape (normal, ungroup)  scaled = Mul (back, gamma)  y = Add (scaled, beta)",
+        ),
+        (", float[] gamma", "back = Reshape (normal, ungroup)  y = Mul (back, gamma)"),
+        ("", "y = Reshape (normal, ungroup)"),
+    )
+)
 # x may be another view of the same elements; grouping reads them in memory order, so y's own shape is the one to take.
 AFTER = """
 g (float[] x, int64[] ungroup, float[C] scale, float[C] shift) => (float[] y) {
@@ -33,9 +42,10 @@ g (float[] x, int64[] ungroup, float[C] scale, float[C] shift) => (float[] y) {
     y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (view, scale, shift)
 }"""
 EXAMPLE = {
-    "x": [2, 8, 3, 5], "N": 2, "C": 8, "H": 3, "W": 5, "S": 15, "G": 4, "K": 30, "epsilon": 1e-5, "group": [0, 4, -1],
-    "ungroup": ([2, 8, 3, 5], [2, 8, 15]),
-    "ones": [1.0] * 4, "zeros": [0.0] * 4,
+    "x": [2, 8, 3, 5], "G": 4, "epsilon": 1e-5, "group": [0, 4, -1],
+    "ungroup": ([2, 8, 3, 5], [2, 8, 15], [2, 8, 3, 1, 5]),
+    "gamma": (np.linspace(0.5, 1.5, 8).reshape(8, 1, 1), np.linspace(0.5, 1.5, 8).reshape(8, 1), None),
+    "beta": np.linspace(-1, 1, 8).reshape(8, 1, 1), "ones": [1.0] * 4, "zeros": [0.0] * 4,
 }  # fmt: skip
 
 
@@ -44,9 +54,34 @@ def check(m: Match) -> Refusal | None:
         values = m.array(name)
         if values is None or not (values == expected).all():
             return refuse(f"the inner normalization's {name} are not all {expected}", values)
+    shape, grouped = m.editor.shape(m["y"]), m.editor.shape(m["grouped"])
+    if shape is None or grouped is None or len(shape) < 2 or len(grouped) < 3 or shape[0] != grouped[0]:
+        return decline("its views do not group the channels of an image", (shape, grouped))
+    groups, channels = m.known("G"), shape[1]
+    if not groups or grouped[1] != groups or not isinstance(channels, int) or channels % groups:
+        return decline("the channels are no multiple of the groups", (channels, m.dims["G"]))
+    for name in ("gamma", "beta"):
+        if name in m.tensors and not _is_by_channel(m.editor.shape(m[name]), len(shape), channels):
+            # Without the parameter a smaller form matches, which does not ask for it.
+            return Refusal(f"{name} is not one for each channel", m.editor.shape(m[name]), applicable=False)
     return None
 
 
+def _is_by_channel(shape: Any, rank: int, channels: int) -> bool:
+    """Whether a constant's elements broadcast along the channels of a tensor of ``rank`` axes."""
+    whole = [1] * (rank - len(shape or ())) + list(shape or ())
+    return whole == [1, channels, *[1] * (rank - 2)]
+
+
 def derive(m: Match) -> dict[str, Any]:
-    flat = {k: Reshaped(as_weight(m[n]._values), [m.size("C")]) for k, n in (("scale", "gamma"), ("shift", "beta"))}
-    return {**{k: m.editor.constant(w, k) for k, w in flat.items()}, "groups": m.dims["G"]}
+    shape = m.editor.shape(m["y"]) or ()
+    made: dict[str, Any] = {}
+    for key, name, default in (("scale", "gamma", np.ones), ("shift", "beta", np.zeros)):
+        flat = default(shape[1], m.precision() or np.float32)
+        values = Reshaped(as_weight(m[name]._values), [shape[1]]) if name in m.tensors else flat
+        made[key] = m.editor.constant(values, key)
+    return {**made, "groups": m.dims["G"]}
+
+
+def concerns(editor: Editor, anchor: gs.Node) -> bool:
+    return is_grouped(anchor)

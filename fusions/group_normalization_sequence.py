@@ -4,12 +4,12 @@ STAGE = "raise"
 ANCHOR = "GroupNormalization"
 RUN_AFTER = ("group_normalization",)
 BEFORE = """
-g (float[N, C, H, W] x, int64[] flat) => (float[N, C, S] y) <float[C] gamma, float[C] beta, float[N, C, S] f> {
+g (float[N, C, H, W] x, int64[] flat) => (float[] y) <float[C] gamma, float[C] beta, float[N, C, S] f> {
     f = Reshape (x, flat)
     y = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (f, gamma, beta)
 }"""
 AFTER = """
-g (float[N, C, H, W] x, int64[] flat, float[C] gamma, float[C] beta) => (float[N, C, S] y) {
+g (float[N, C, H, W] x, int64[] flat, float[C] gamma, float[C] beta) => (float[] y) {
     n = GroupNormalization <epsilon: float = @epsilon, num_groups: int = @groups> (x, gamma, beta)
     y = Reshape (n, flat)
 }"""

@@ -5,6 +5,8 @@ ONNX Runtime's kernels want a mask of as many rows as there are queries; they br
 
 from typing import Any
 
+import numpy as np
+
 from sdort.rewrite.masks import extremes
 from sdort.rewrite.match import Match, Refusal
 
@@ -49,7 +51,8 @@ def check(m: Match) -> Refusal | None:
             f"softmax_precision is {m.attrs['precision']}, and no kernel of MultiHeadAttention widens its softmax"
         )
     # In fp16 such a number would be an infinity, and a row of them would have no largest one.
-    if "mask" in m.tensors and extremes(m.editor, m["mask"]).beyond_half:
+    half = m.editor.half or m.editor.dtype(m["q"]) == np.float16
+    if "mask" in m.tensors and half and extremes(m.editor, m["mask"]).beyond_half:
         return _without_kernel(
             "MultiHeadAttention has its mask in the precision of its inputs, and fp16 cannot hold it"
         )

@@ -102,14 +102,14 @@ def _left(places: list[tuple[int, str, str]]) -> Table:
 
 def _verdict(report: OptimizeReport, explain: bool) -> str:
     """``4 components optimized for rocm in fp16: 26.1 MB -> 12.0 MB in fast. Everything that should fuse did``."""
-    from sdort.optimizer.summary import explanation, miss_number
+    from sdort.optimizer.summary import conclusion, explanation, miss_number
     from sdort.tables import size_text
 
     parts = report.components.values()
     before, after = sum(part.bytes_before for part in parts), sum(part.bytes for part in parts)
     what = f"{len(parts)} components" if len(parts) > 1 else next(iter(report.components))
     missed = miss_number(report)
-    ends = explanation(report) if explain else "Everything that should fuse did."
+    ends = explanation(report) if explain else conclusion(report)
     return (
         f"{what} optimized for {report.provider} in {report.precision}: {size_text(before)} -> {size_text(after)} in "
         f"{report.out}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB. "

@@ -129,26 +129,32 @@ def operations(inputs: Sizes, outputs: Sizes) -> int | None:
     return 4 * batch * queries * keys * width
 
 
-def library_kernel(call: Call) -> str | None:
-    """Causal only as an attribute that CUDA and the CPU read; ONNX Runtime's kernels take masks, sdort's own do not."""
+def any_mask(call: Call) -> str | None:
+    """CUDA and the CPU have causal forms, and repeat a mask over prompts and heads. sdort's kernels take no mask:
+    a model that has one runs ONNX Runtime's (:func:`sdort.ops.opening.unserved`).
+    """
     dtype = call.dtype("query")
     if dtype is not None and dtype.name not in ("float32", "float16"):
         return f"MultiHeadAttention takes float32 and float16, these are {dtype}"
-    return "MultiHeadAttention of sdort's library takes no mask" if call.has("attention_bias") else None
+    return None
 
 
 def on_rocm(call: Call) -> str | None:
-    """The ROCm kernel ignores ``unidirectional`` and refuses a bias."""
+    """The ROCm kernel ignores ``unidirectional``, refuses a bias, and reads a mask as one of every prompt and head
+    (onnxruntime/contrib_ops/rocm/bert/batched_gemm_softmax_gemm_permute_pipelines.cuh: strides of G1 * M * N).
+    """
     if call.attributes["unidirectional"]:
         return "MultiHeadAttention has no causal form on ROCm"
     if call.has("bias"):
         return "MultiHeadAttention takes no bias on ROCm"
-    return library_kernel(call)
+    if call.has("attention_bias"):
+        return "MultiHeadAttention repeats no mask over prompts and heads on ROCm"
+    return any_mask(call)
 
 
 def apart(call: Call) -> str | None:
     """Query, key and value apart: packed ones load on the CPU, then throw at run time."""
-    return library_kernel(call) if call.has("value") else "MultiHeadAttention takes no packed inputs"
+    return any_mask(call) if call.has("value") else "MultiHeadAttention takes no packed inputs"
 
 
 def copied(call: Call) -> str | None:
@@ -165,6 +171,8 @@ def copied(call: Call) -> str | None:
 
 
 def on_migraphx(call: Call) -> str | None:
+    if call.has("attention_bias"):
+        return "masked attention is MIGraphX's own to fuse, from standard operators"
     return apart(call) or on_rocm(call)
 
 
@@ -183,7 +191,7 @@ OPERATOR = Operator(
     additive=False,
     factors=(),
     operations=operations,
-    kernels={"rocm": on_rocm, "migraphx": on_migraphx, "cuda": library_kernel, "cpu": apart},
+    kernels={"rocm": on_rocm, "migraphx": on_migraphx, "cuda": any_mask, "cpu": apart},
     outdone={"cuda": copied},
     unserved={"MultiHeadAttention": ("key_padding_mask", "attention_bias", *PAST, *PRESENT)},
     heads=heads,

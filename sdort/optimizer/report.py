@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from sdort.console import document
 from sdort.machine.version import __version__
 from sdort.model.model import Model
+from sdort.optimizer.remaining import Remaining
 from sdort.rewrite.apply import Outcome, Unfused
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class ComponentReport:
     """Operator -> nodes, as written."""
     fusions: dict[str, Outcome] = field(default_factory=dict)
     """Fusion -> what it did."""
+    remaining: list[Remaining] = field(default_factory=list, metadata=_INTERNAL)
+    """What the written graph has left in parts, by kind (:mod:`sdort.optimizer.remaining`)."""
     declined: dict[str, int] = field(default_factory=dict)
     """Places that stayed unfused because the target has no kernel for the result, by reason."""
     changes: dict[str, int] = field(default_factory=dict)

@@ -18,6 +18,7 @@ from sdort.errors import SdortError
 from sdort.errors.plain_text import library_reason
 from sdort.model.domains import OWN_DOMAIN
 from sdort.model.model import Model
+from sdort.optimizer.remaining import remaining
 from sdort.optimizer.report import ComponentReport, count_operators
 from sdort.optimizer.unlowered import unlowered
 from sdort.passes import (
@@ -93,7 +94,7 @@ def optimize_model(model: Model, options: OptimizeOptions, report: ComponentRepo
     """
     report = ComponentReport(model.component) if report is None else report
     report.nodes_before, report.operators_before = len(model.graph.nodes), count_operators(model)
-    run = PipelineRun(Editor(model), options, report)
+    run = PipelineRun(Editor(model, half=options.fp16), options, report)
     for step in PIPELINE:
         _run_step(run, step)
     report.nodes_after, report.operators = len(model.graph.nodes), count_operators(model)
@@ -205,6 +206,11 @@ def _all_supported(run: PipelineRun) -> int:
     return 0
 
 
+def _count_left(run: PipelineRun) -> int:
+    run.report.remaining = remaining(run.editor, run.target, run.report.fusions)
+    return 0
+
+
 def _tidy(run: PipelineRun) -> int:
     return tidy.run(run.editor)
 
@@ -261,6 +267,7 @@ PIPELINE = (
     PipelineStep("half", _half, "last, on the final operators: only they say what may be fp16"),
     PipelineStep("check", _all_supported, "a target never receives an operator that it cannot run"),
     PipelineStep("tidy half", _tidy, "one cast for each tensor, not one for each reader"),
+    PipelineStep("count left", _count_left, "what stays in parts is read from the final graph, not from the rules"),
     PipelineStep(
         "explicit inputs",
         lambda run: explicit_inputs.run(run.editor, run.target.explicit_inputs),

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from sdort.optimizer.remaining import Remaining
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.rewrite.apply import DISABLED, Unfused
 from sdort.rewrite.fusion import load_fusions
@@ -95,6 +96,28 @@ def fused_operators(components: Iterable[ComponentReport]) -> Counter[str]:
     return total
 
 
+def what_stays(report: OptimizeReport) -> str:
+    """``7 of 38 group norms and 66 transposes stay in standard operators: ...``, of all components; else empty.
+
+    It counts what is in the graphs that were written, whatever any rule says of itself.
+    """
+    kinds: dict[str, list[Remaining]] = {}
+    for component in report.components.values():
+        for row in component.remaining:
+            kinds.setdefault(row.kind, []).append(row)
+    parts = []
+    for kind, rows in kinds.items():
+        total = Remaining(kind, sum(row.left for row in rows), sum(row.of for row in rows), "", "")
+        reasons = "; ".join(dict.fromkeys(row.reason for row in rows))
+        parts.append(f"{total.count} ({reasons})")
+    return f"In standard operators stay {', '.join(parts)}." if parts else ""
+
+
+def conclusion(report: OptimizeReport) -> str:
+    """Whether everything fused, by what is in the graphs."""
+    return what_stays(report) or "Everything that should fuse did."
+
+
 def explanation(report: OptimizeReport) -> str:
     """The conclusion of ``--explain``: that all fused, and how often; or how much did not."""
     if miss := miss_number(report):
@@ -103,7 +126,9 @@ def explanation(report: OptimizeReport) -> str:
     outcomes = [outcome for component in report.components.values() for outcome in component.fusions.values()]
     idle = {outcome.name for outcome in outcomes} - {outcome.name for outcome in outcomes if outcome.candidates}
     ends = f"; {len(idle)} fusions found nothing to do" if idle else ""
-    return f"Everything that should fuse did: {fused or 'no operator is fused'}{ends}."
+    words = fused or "no operator is fused"
+    stays = what_stays(report)
+    return f"Fused: {words}{ends}. {stays}" if stays else f"Everything that should fuse did: {words}{ends}."
 
 
 def left_places(report: OptimizeReport) -> list[tuple[int, str, str]]:

@@ -34,10 +34,12 @@ class Editor:
 
     Args:
         model: the model; its graph is changed in place.
+        half: whether it becomes fp16 after all fusions.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, half: bool = False) -> None:
         self.model = model
+        self.half = half
         self._counter = 0
         self.step = ""
         self.origins: dict[str, tuple[str, ...]] = {}

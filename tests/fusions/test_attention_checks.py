@@ -222,11 +222,11 @@ def optimized(
 
 FUSED = {
     "plain": ({}, {"rocm", "cuda", "cpu", "migraphx"}),
-    "mask": ({"more": ", float[1, 1, 5, 7] m", "inputs": "q, k, v, m"}, set()),
+    "mask": ({"more": ", float[1, 1, 5, 7] m", "inputs": "q, k, v, m"}, {"cuda", "cpu"}),
     "softcap": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softcap = 2.0"}, set()),
     "softmax in float64": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 11"}, set()),
     "softmax in float32": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 1"}, set(PROVIDER_NAMES)),
-    "not square": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, is_causal = 1"}, set()),
+    "not square": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, is_causal = 1"}, {"cuda", "cpu"}),
 }
 
 
@@ -241,11 +241,15 @@ def test_kernels_get_what_they_take(settings: dict[str, Any], targets: set[str],
     assert bool(report.declined) is (target not in targets)
 
 
-@pytest.mark.parametrize(("low", "fused"), [(-65504.0, True), (-np.inf, True), (-65520.0, False)])
-def test_a_kernel_gets_no_mask_that_fp16_cannot_hold(low: float, fused: bool) -> None:
-    """Where a target's kernel takes masks: the model may be converted to fp16 afterwards."""
+@pytest.mark.parametrize(
+    ("low", "half", "fused"),
+    [(-65504.0, True, True), (-np.inf, True, True), (-65520.0, True, False), (-65520.0, False, True)],
+)
+def test_a_kernel_gets_no_mask_that_fp16_cannot_hold(low: float, half: bool, fused: bool) -> None:
+    """Of a model that is converted to fp16 afterwards."""
     text = attention(more=", bool[1, 1, 5, 7] c", inputs="q, k, v, m").replace("{", "{ m = Where (c, open, low) ", 1)
     editor = edit(text, {"open": np.zeros((), np.float32), "low": np.array(low, np.float32)})
+    editor.half = half
     (outcome,) = apply_stage([load_fusions()["multi_head_attention"]], editor)
     assert (outcome.matched, outcome.misses) == (int(fused), [])
     assert bool(outcome.declined) is not fused

@@ -96,6 +96,18 @@ REFUSED: list[tuple[str, int, Change, str]] = [
     ("group_normalization", 1, constant("ones", [2, 1, 1, 1]), "the inner normalization's ones are not all 1"),
     ("group_normalization", 0, constant("zeros", [0, 0, 0, 1]), "the inner normalization's zeros are not all 0"),
     ("group_normalization", 1, constant("zeros", [-1, 0, 0, 0]), "the inner normalization's zeros are not all 0"),
+    *(
+        (name, index, constant("ungroup", sizes), reason)
+        for name, index in (("group_normalization", 2), ("group_normalization_parts", 0))
+        for sizes, reason in (
+            ([8, 2, 3, 5], "its views do not group the channels of an image"),
+            ([2, 6, 4, 5], "the channels are no multiple of the groups"),
+        )
+    ),
+    ("group_normalization_parts", 0, constant("axes", [1]), "the mean is not over all axes behind the groups"),
+    ("layer_normalization", 2, shape("x", None), "the axes are not known"),
+    ("layer_normalization", 2, constant("axes", [1]), "the mean is not over the last axes"),
+    ("layer_normalization", 2, open_axis("x", 2), "the last sizes are not fixed"),
     ("attention_to_standard", 0, both(open_axis("q", 2), open_axis("k", 2)), "the width is not fixed"),
     ("attention_to_standard", 0, open_axis("v", 2), "the width is not fixed"),
     (

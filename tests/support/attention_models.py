@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from diffusers import UNet2DConditionModel
 from diffusers.models import attention_processor as processors
 from support.exports import quiet
@@ -149,6 +150,29 @@ def _text_encoder(kind: str) -> Traceable:
     return Traceable(MaskedText(CLIPTextModel(config)), inputs, axes)
 
 
+TEXT_MODELS = ("t5", "umt5", "qwen2", "bert", "xlm-roberta", "siglip_text_model")
+_SMALL = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+          "vocab_size": 1000, "max_position_embeddings": 256}  # fmt: skip
+
+
+def _transformers_text(kind: str) -> Traceable:
+    """A text encoder of transformers: T5's have a position bias and no scale, Qwen2's repeat keys and are causal."""
+    small_t5 = {"d_model": 32, "d_ff": 48, "d_kv": 8, "num_layers": 2, "num_heads": 4, "vocab_size": 1000}
+    settings: dict[str, Any] = {
+        "t5": small_t5 | {"feed_forward_proj": "gated-gelu"},
+        "umt5": small_t5 | {"feed_forward_proj": "gated-gelu"},
+        "qwen2": _SMALL | {"num_key_value_heads": 2, "use_cache": False},
+        "siglip_text_model": _SMALL,
+    }
+    config = transformers.AutoConfig.for_model(kind, **settings.get(kind, _SMALL))
+    classes = {"t5": "T5EncoderModel", "umt5": "UMT5EncoderModel", "siglip_text_model": "SiglipTextModel"}
+    model = getattr(transformers, classes.get(kind, "AutoModel"))
+    made = model(config) if kind in classes else model.from_config(config)
+    inputs = {"input_ids": torch.randint(3, 900, (2, 12)), "attention_mask": torch.ones(2, 12, dtype=torch.int64)}
+    inputs["attention_mask"][1, 7:] = 0
+    return Traceable(MaskedText(made), inputs, {name: {0: "batch", 1: "sequence"} for name in inputs})
+
+
 class MaskedUNet(torch.nn.Module):  # type: ignore[misc]
     """A UNet whose caller says which tokens of the prompt count."""
 
@@ -189,6 +213,7 @@ MODELS: dict[str, Callable[[], Traceable]] = {
     "masked_old": lambda: _masked(processors.AttnProcessor()),
     **{f"plain_{kind}": partial(_plain, kind) for kind in ("open", "filled", "window", "slopes")},
     **{f"text_{kind}": partial(_text_encoder, kind) for kind in ("sdpa", "eager")},
+    **{f"text_{kind}": partial(_transformers_text, kind) for kind in TEXT_MODELS},
     "unet": _unet,
 }
 

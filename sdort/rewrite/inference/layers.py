@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.fact import NOTHING, Fact, broadcast, windows
+from sdort.model.fact import INT64, NOTHING, Fact, broadcast, windows
 from sdort.model.symbolic import divide, unknown
 from sdort.rewrite.inference.rules import Rules
 
@@ -28,6 +28,15 @@ def _conv(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     if x is None or w is None:
         return None
     return [Fact(facts[0].dtype, (x[0], w[0], *windows(node.attrs, x[2:], w[2:])))]
+
+
+@rule("AveragePool", "MaxPool", "LpPool")
+def _pool(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
+    x = facts[0].shape
+    if x is None or node.attrs.get("ceil_mode"):
+        return None
+    sizes = (*x[:2], *windows(node.attrs, x[2:], tuple(node.attrs["kernel_shape"])))
+    return [Fact(facts[0].dtype, sizes), Fact(INT64, sizes)][: len(node.outputs)]
 
 
 @rule("Resize")

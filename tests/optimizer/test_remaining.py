@@ -1,0 +1,125 @@
+"""The last sentence counts what the written graph has in parts, whatever the rules say of themselves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from support.small_graphs import load
+
+from sdort.optimizer.report import ComponentReport, OptimizeReport
+from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.optimizer.summary import conclusion
+from sdort.providers import load_target
+
+ATTENTION = """t = Transpose <perm = [0, 1, 3, 2]> (k)  s = MatMul (q, t)  c = Mul (s, scale)  {0}
+    p = Softmax <axis = -1> ({1})  y = MatMul (p, v)"""
+QKV = "graph (float[2, 4, 5, 8] q, float[2, 4, 7, 8] k, float[2, 4, 7, 8] v) => (float[2, 4, 5, 8] y) {{ {} }}"
+GROUPED = """graph (float[2, 8, 3, 5] x) => (float[2, 8, 3, 5] y) {
+    g = Reshape (x, group)  n = InstanceNormalization (g, ones, zeros)  b = Reshape (n, sizes)
+    s = Mul (b, gamma)  y = Add (s, beta)
+}"""
+VALUES = {
+    "scale": np.array(0.3, np.float32), "root": np.array(1.5, np.float32), "low": np.array(-5.0, np.float32),
+    "one": np.array(1.0, np.float32), "half": np.array(0.5, np.float32), "epsilon": np.array(1e-5, np.float32),
+    "sqrt_two": np.array(2**0.5, np.float32),
+    "two": np.array(2.0, np.float32), "group": np.array([0, 4, -1]), "sizes": np.array([2, 8, 3, 5]),
+    "ones": np.ones(4, np.float32), "zeros": np.zeros(4, np.float32), "w": np.ones((8, 1), np.float32),
+    "gamma": np.ones((8, 1, 1), np.float32), "beta": np.zeros((8, 1, 1), np.float32), "axis": np.array([1]),
+    "eight": np.ones(8, np.float32), "last": np.array([-1]),
+}  # fmt: skip
+
+
+def optimized(text: str, target: str = "cpu") -> ComponentReport:
+    model = load(text, {name: value for name, value in VALUES.items() if name in text}, 18)
+    return optimize_model(model, OptimizeOptions(load_target(target)))
+
+
+def verdict(report: ComponentReport, target: str) -> str:
+    whole = OptimizeReport("in", "out", target, False)
+    whole.components["unet"] = report
+    return conclusion(whole)
+
+
+STAY = {
+    "an attention of clipped scores": (
+        QKV.format(ATTENTION.format("m = Clip (c, low) ", "m")), "cpu", "1 of 1 attention (",
+    ),
+    "group norms that the provider lacks": (
+        GROUPED, "cpu", "1 of 1 group norm (cpu has no kernel for GroupNorm)",
+    ),
+    "a layer norm over channels": (
+        """graph (float[2, 8, 3] x) => (float[2, 8, 3] y) {
+            m = ReduceMean <keepdims = 1> (x, axis)  c = Sub (x, m)  s = Mul (c, c)
+            v = ReduceMean <keepdims = 1> (s, axis)  e = Add (v, epsilon)  r = Sqrt (e)  y = Div (c, r)
+        }""", "cpu", "1 of 1 group norm (cpu has no kernel for GroupNorm)",
+    ),
+    "a root mean square norm that is clamped": (
+        """graph (float[2, 3, 8] x) => (float[2, 3, 8] y) {
+            s = Mul (x, x)  v = ReduceMean <keepdims = 1> (s, last)  e = Max (v, epsilon)  r = Sqrt (e)  y = Div (x, r)
+        }""", "cpu", "1 of 1 RMS norm (no rule takes this form)",
+    ),
+    "one of two": (
+        """graph (float[2, 3, 8] x) => (float[2, 3, 8] y) {
+            n = LayerNormalization (x, eight)
+            s = Mul (n, n)  v = ReduceMean <keepdims = 1> (s, last)  e = Add (v, epsilon)  r = Sqrt (e)  t = Div (n, r)
+            q = Mul (t, t)  f = ReduceMean <keepdims = 1> (q, last)  h = Max (f, epsilon)  k = Sqrt (h)  y = Div (t, k)
+        }""", "cpu", "1 of 2 RMS norms (no rule takes this form)",
+    ),
+    "a Gelu that the provider lacks": (
+        """graph (float[2, 8] x) => (float[2, 8] y) {
+            d = Div (x, sqrt_two)  e = Erf (d)  a = Add (e, one)  m = Mul (x, a)  y = Mul (m, half)
+        }""", "migraphx", "1 of 1 Gelu (migraphx has no kernel",
+    ),
+    "transposes that cancel around a sum": (
+        """graph (float[2, 3, 4, 5] x, float[2, 4, 5, 3] u) => (float[2, 3, 4, 5] y) {
+            t = Transpose <perm = [0, 2, 3, 1]> (x)  s = Add (t, u)  r = Relu (s)
+            y = Transpose <perm = [0, 3, 1, 2]> (r)
+        }""", "cpu", "1 transpose (between layouts of images)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", STAY.values(), ids=STAY)
+def test_what_stays_is_counted(case: tuple[str, str, str]) -> None:
+    text, target, words = case
+    report = optimized(text, target)
+    sentence = verdict(report, target)
+    assert sentence.startswith("In standard operators stay ")
+    assert words in sentence
+    assert "Everything" not in sentence
+
+
+NONE = {
+    "a fused attention": (QKV.format(ATTENTION.format("", "c")), "cpu"),
+    "a classifier": (
+        "graph (float[2, 3, 8] x) => (float[2, 3, 1] y) { m = MatMul (x, w)  y = Softmax <axis = -1> (m) }", "cpu",
+    ),
+    "attention pooling": (
+        """graph (float[2, 3, 8] x) => (float[2, 1, 8] y) {
+            m = MatMul (x, w)  p = Softmax <axis = 1> (m)  t = Transpose <perm = [0, 2, 1]> (p)  y = MatMul (t, x)
+        }""", "cpu",
+    ),
+    "a softmax over another axis": (QKV.format(ATTENTION.format("", "c").replace("-1", "2")), "cpu"),
+    "an instance norm": (
+        "graph (float[2, 4, 3, 5] x) => (float[2, 4, 3, 5] y) { y = InstanceNormalization (x, ones, zeros) }", "cuda",
+    ),
+    "an instance norm of a volume": (
+        "graph (float[2, 4, 3, 5, 2] x) => (float[2, 4, 3, 5, 2] y) { y = InstanceNormalization (x, ones, zeros) }",
+        "rocm",
+    ),
+    "a mean": ("graph (float[2, 3, 8] x) => (float[2, 1, 8] y) { y = ReduceMean <keepdims = 1> (x, axis) }", "cpu"),
+    "a standard deviation": (
+        """graph (float[2, 3, 8] x) => (float[2, 3, 1] y) {
+            m = ReduceMean <keepdims = 1> (x, last)  c = Sub (x, m)  s = Mul (c, c)
+            v = ReduceMean <keepdims = 1> (s, last)  e = Add (v, epsilon)  y = Sqrt (e)
+        }""", "cpu",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", NONE.values(), ids=NONE)
+def test_nothing_is_missed_where_nothing_is_to_fuse(case: tuple[str, str]) -> None:
+    text, target = case
+    report = optimized(text, target)
+    assert (report.misses, report.remaining) == ([], [])
+    assert verdict(report, target) == "Everything that should fuse did."
