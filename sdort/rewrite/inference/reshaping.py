@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import onnx_graphsurgeon as gs
 
@@ -82,7 +84,11 @@ def _reshape(node: gs.Node, facts: list[Fact]) -> list[Fact]:
         rest = product(d for d in dims if d is not None)
         whole = None if data.shape is None else divide(product(data.shape), rest)
         dims[dims.index(None)] = unknown() if whole is None else whole
-    return [Fact(data.dtype, tuple(d for d in dims if d is not None), data.value)]
+    shape = tuple(d for d in dims if d is not None)
+    sizes = numbers(shape)
+    if data.value is not None and sizes is not None and math.prod(sizes) != len(data.value):
+        raise ValueError(f"{len(data.value)} elements do not fill {shape}")
+    return [Fact(data.dtype, shape, data.value)]
 
 
 @rule("Flatten")
