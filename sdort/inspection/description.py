@@ -16,10 +16,12 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
+from sdort.console import warn
+from sdort.errors import BadModelError
 from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.model import Model
 from sdort.onnx_io.component_file import read_component
-from sdort.onnx_io.components import find_models
+from sdort.onnx_io.components import survey_models
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import PRECISION_KEY
 from sdort.pipelines.wrong_input import expect_onnx
@@ -143,14 +145,27 @@ class Change:
 def inspect_path(path: Path, providers: Sequence[str] = PROVIDER_NAMES) -> list[Component]:
     """Describe one ``.onnx`` file, or every model of a folder, diffusion component or not.
 
+    A model beside the components of a pipeline that cannot be read, such as a tokenizer as a graph, is told.
+
     Raises:
         BadModelError: ``path`` holds no model, or a broken or unsafe one.
     """
     expect_onnx(path, nested=True)
-    return [
-        replace(describe_model(load_model(file, name), providers), parts=_parts(file, name) if providers else None)
-        for name, file in find_models(path).items()
-    ]
+    found = survey_models(path)
+    described = []
+    for name, file in found.models.items():
+        try:
+            described.append(_describe(name, file, providers))
+        except BadModelError as error:
+            if not found.components or name in found.components:
+                raise
+            warn(f"{file} is left out, which is no component of a pipeline: {error.message}")
+    return described
+
+
+def _describe(name: str, file: Path, providers: Sequence[str]) -> Component:
+    component = describe_model(load_model(file, name), providers)
+    return replace(component, parts=_parts(file, name) if providers else None)
 
 
 def _parts(path: Path, name: str) -> Parts | None:

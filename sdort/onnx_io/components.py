@@ -152,11 +152,8 @@ def find_components(path: Path) -> dict[str, Path]:
     return result.components
 
 
-def find_models(path: Path) -> dict[str, Path]:
-    """Name -> ``.onnx`` file of every model, in pipeline order; those that are no component follow.
-
-    Args:
-        path: as for :func:`survey`.
+def survey_models(path: Path) -> Survey:
+    """:func:`survey`, of which no model lies in the folder of another component.
 
     Raises:
         UsageError: there is nothing at ``path``.
@@ -166,7 +163,19 @@ def find_models(path: Path) -> dict[str, Path]:
     refuse_misfits(result)
     if not result.models:
         refuse_none(result)
-    return result.models
+    return result
+
+
+def find_models(path: Path) -> dict[str, Path]:
+    """Name -> ``.onnx`` file of every model, in pipeline order; those that are no component follow.
+
+    Args:
+        path: as for :func:`survey`.
+
+    Raises:
+        UsageError, BadModelError: as :func:`survey_models`.
+    """
+    return survey_models(path).models
 
 
 def refuse_misfits(result: Survey, among: Collection[str] = ()) -> None:

@@ -343,6 +343,22 @@ def test_a_broken_model_is_an_error_and_prints_nothing(plain: Path) -> None:
     assert (result.exit_code, result.stdout) == (3, "")
 
 
+def test_a_model_beside_the_components_that_cannot_be_read_is_told(plain: Path) -> None:
+    """A tokenizer as a graph takes texts, as in folders for Amuse."""
+    node = helper.make_node("CLIPTokenizer", ["text"], ["ids"], domain="ai.onnx.contrib", vocab="{}")
+    text = helper.make_tensor_value_info("text", TensorProto.STRING, ["n"])
+    ids = helper.make_tensor_value_info("ids", TensorProto.INT64, ["n", "m"])
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("ai.onnx.contrib", 1)]
+    save(helper.make_model(helper.make_graph([node], "it", [text], [ids]), opset_imports=opsets), plain / "tokenizer")
+    result = sdort(plain)
+    assert result.exit_code == 0
+    assert "vae_decoder" in result.stdout
+    said = " ".join(result.stderr.split())
+    assert "tokenizer/model.onnx is left out" in said
+    assert "STRING" in said
+    assert sdort(plain / "tokenizer").exit_code == 3  # alone it is an error
+
+
 def test_neither_torch_nor_diffusers_is_imported(plain: Path) -> None:
     code = (
         "import sys\nfrom sdort.cli import cli\ncli(['inspect', *sys.argv[1:]], standalone_mode=False)\n"

@@ -17,9 +17,9 @@ _LORA = re.compile(
     r"(?:\.(?!weight$|bias$)\w+)?"  # peft's name of the adapter
     r"(?P<leaf>\.weight|\.bias)?"
 )
-_MAGNITUDE = re.compile(r"(?P<module>.+?)\.lora_magnitude_vector(?:\.(?!weight$)\w+)?(?:\.weight)?")
+_MAGNITUDE = re.compile(r"(?P<module>.+?)\.(?:lora_magnitude_vector|magnitude)(?:\.(?!weight$)\w+)?(?:\.weight)?")
 _OTHER = re.compile(
-    r"(?P<module>.+?)(?:[._]lora)?\.(?P<part>alpha|dora_scale|diff|diff_b|w_norm|b_norm"
+    r"(?P<module>.+?)(?:[._]lora)?\.(?P<part>alpha|dora_scale|diff|diff_b|w_norm|b_norm|bias_(?:indices|values|size)"
     r"|hada_(?:w[12]_[ab]|t[12])|lokr_(?:w[12](?:_[ab])?|t2))"
 )
 _FOREIGN = {

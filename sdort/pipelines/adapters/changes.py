@@ -10,14 +10,29 @@ from typing import NamedTuple
 
 import numpy as np
 
-from sdort.pipelines.adapters.delta import Factor, Form, Hadamard, Kronecker, LowRank, Product, Shape, Table, Whole
+from sdort.pipelines.adapters.delta import (
+    Factor,
+    Form,
+    Hadamard,
+    Kronecker,
+    LowRank,
+    Product,
+    Residual,
+    Shape,
+    Table,
+    Whole,
+)
 
 Parts = Mapping[str, Factor]
 """The tensors of a module's change, by the part of it that each one is (see ``adapter_keys``)."""
 
 _MAGNITUDES = ("magnitude", "dora_scale")
 _MODIFIERS = {"alpha", *_MAGNITUDES}
-_VECTORS = {"alpha", *_MAGNITUDES, "diff", "diff_b", "w_norm", "b_norm", "up_bias"}
+_RESIDUAL = ("bias_indices", "bias_values", "bias_size")
+"""Single numbers beside a difference, or alone."""
+_INTEGERS = {"alpha", "bias_indices", "bias_size"}
+"""Parts that may be integers: alpha as trainers make it of a setting, and places."""
+_VECTORS = {"bias_values", "bias_size", "alpha", *_MAGNITUDES, "diff", "diff_b", "w_norm", "b_norm", "up_bias"}
 """Parts that may have a single axis."""
 
 
@@ -86,19 +101,24 @@ _RECIPES = _recipes()
 def changes_of(parts: Parts) -> list[Change] | str:
     """The changes that the tensors describe, one for each parameter; or the reason why they describe none."""
     rest = parts.keys() - _MODIFIERS
+    residual = [parts[name] for name in _RESIDUAL if name in parts]
+    if len(residual) == len(_RESIDUAL):
+        rest -= set(_RESIDUAL)
     chosen = []
     # The recipe that takes most: LoHa with cores before LoHa without.
     for recipe in sorted(_RECIPES, key=lambda recipe: -len(recipe.needed)):
         if recipe.needed <= rest:
             chosen.append(recipe)
             rest -= recipe.needed | recipe.optional
-    if rest or not chosen:
+    if rest or not (chosen or residual):
         return f"a part of the change is missing: there is only {', '.join(sorted(rest or parts))}"
     if len({recipe.leaf for recipe in chosen}) < len(chosen):
         return "there are two changes of the same weight"
     if problem := _problem(parts, chosen):
         return problem
     changes = [Change(recipe.leaf, recipe.kind, recipe.make(parts), None) for recipe in chosen]
+    if residual:
+        changes = _with_residual(changes, residual)
     if not all(change.form.fits for change in changes):
         return "the shapes of its parts do not belong together"
     # A LoRA's bias is scaled as the product beside it.
@@ -106,9 +126,19 @@ def changes_of(parts: Parts) -> list[Change] | str:
     return [change._replace(rank=None if change.kind == "difference" else rank) for change in changes]
 
 
+def _with_residual(changes: list[Change], residual: list[Factor]) -> list[Change]:
+    """The changes with single numbers in that of the weight, which may have no other."""
+    others = [change for change in changes if change.leaf != "weight"]
+    weight = next((change for change in changes if change.leaf == "weight"), None)
+    whole = Residual(weight.form if weight else None, *residual)
+    return [*others, Change("weight", weight.kind if weight else "difference", whole, None)]
+
+
 def _problem(parts: Parts, chosen: list[_Recipe]) -> str | None:
     for part, factor in parts.items():
-        whole = part == "alpha" and np.issubdtype(factor.stored.dtype, np.integer)  # as trainers make it of a setting
+        whole = part in _INTEGERS and np.issubdtype(factor.stored.dtype, np.integer)
+        if part in _RESIDUAL and (part in _INTEGERS) != whole:
+            return f"its {part} are {factor.stored.dtype}"
         if not whole and not np.issubdtype(factor.stored.dtype, np.floating) and str(factor.stored.dtype) != "bfloat16":
             return f"its values are {factor.stored.dtype}, not floating-point numbers"
         if len(factor.shape) < (1 if part in _VECTORS else 2) and part != "alpha":
@@ -117,7 +147,7 @@ def _problem(parts: Parts, chosen: list[_Recipe]) -> str | None:
         return "its alpha is no single number"
     magnitudes = [part for part in _MAGNITUDES if part in parts]
     decomposed = [recipe for recipe in chosen if recipe.leaf == "weight" and "table_up" not in recipe.needed]
-    if len(magnitudes) > 1 or (magnitudes and not decomposed):
+    if len(magnitudes) > 1 or (magnitudes and not decomposed and "bias_values" not in parts):
         return "DoRA's magnitudes belong to no weight"
     return None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import numpy as np
@@ -53,6 +54,10 @@ class Factor:
                 hint="The training that made it failed, or the file is damaged: get another version of it.",
             )
         return values
+
+    def integers(self) -> Array:
+        """The values as int64, of a tensor of integers."""
+        return self.stored.load().astype(np.int64)
 
     def matrix(self) -> Array:
         """The values as a matrix: what one row of the first axis has lies in one row."""
@@ -258,6 +263,66 @@ class Table:
     def rows(self) -> Rows:
         up, down = self.product.up.matrix(), self.product.down.matrix()
         return lambda rows: np.ascontiguousarray((up @ down[:, rows]).T)
+
+
+@dataclass(frozen=True)
+class Residual:
+    """A difference and single numbers beside it: what LyCORIS's extraction leaves over of a low rank.
+
+    ``bias_indices`` are [axes, numbers], ``bias_size`` the shape that they count in, that of the weight
+    (``extract_diff`` of LyCORIS, ``network.py`` of stable-diffusion-webui, which scales both by ``alpha / rank``).
+    """
+
+    base: Form | None
+    indices: Factor
+    values: Factor
+    size: Factor
+
+    @cached_property
+    def _shape(self) -> Shape:
+        return tuple(int(side) for side in self.size.integers().reshape(-1))
+
+    @property
+    def outputs(self) -> int:
+        return self._shape[0]
+
+    @property
+    def inputs(self) -> int:
+        return math.prod(self._shape[1:])
+
+    @property
+    def rank(self) -> int | None:
+        return self.base.rank if self.base else None
+
+    @property
+    def fits(self) -> bool:
+        if len(self.size.shape) != 1 or not 2 <= self.size.shape[0] <= 5 or min(self._shape) < 1:
+            return False
+        if self.indices.shape != (len(self._shape), *self.values.shape):
+            return False
+        base = self.base
+        return base is None or (base.fits and (base.outputs, base.inputs) == (self.outputs, self.inputs))
+
+    def rows(self) -> Rows:
+        indices, values = self.indices.integers(), self.values.values()
+        if (indices < 0).any() or (indices >= np.array(self._shape)[:, None]).any():
+            raise BadModelError(
+                f"the tensor {self.indices.name!r} of {self.indices.stored.path} has places outside of its weight",
+                hint="The file is damaged: get another version of it.",
+            )
+        places = np.ravel_multi_index(tuple(indices), self._shape)
+        order = np.argsort(places, kind="stable")
+        lines, columns = np.divmod(places[order], self.inputs)
+        values, base = values[order], self.base.rows() if self.base else None
+
+        def compute(rows: slice) -> Array:
+            start, stop, _ = rows.indices(self.outputs)
+            total = base(rows) if base else np.zeros((stop - start, self.inputs), np.float32)
+            here = slice(*np.searchsorted(lines, (start, stop)))
+            np.add.at(total, (lines[here] - start, columns[here]), values[here])
+            return total
+
+        return compute
 
 
 class Difference(Protocol):
