@@ -61,11 +61,11 @@ def zero_residuals(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> d
 
 
 def residual_shapes(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> dict[str, tuple[int, ...]]:
-    """The shapes of all of a UNet's inputs for controls.
+    """The shapes of all of a UNet's inputs for controls, for all samples also where the UNet is fixed to fewer at once.
 
     Args:
         inputs: the UNet's by name.
-        sample: the shape of its input ``sample``.
+        sample: the shape of its input ``sample``, with all samples.
 
     Raises:
         BadModelError: nothing says how large one is.
@@ -76,7 +76,7 @@ def residual_shapes(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> 
         shape = tuple(size for size in shape_at(inputs[name], sizes) if size is not None)
         if len(shape) != len(inputs[name].shape):
             raise BadModelError(f"nothing says how large its input {name!r} is", component="unet")
-        shapes[name] = shape
+        shapes[name] = (sample[0], *shape[1:])
     return shapes
 
 

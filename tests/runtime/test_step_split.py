@@ -17,7 +17,7 @@ import pytest
 
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.preparation import ROWS
+from sdort.runtime.preparation import KEPT, ROWS
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.step_split import StepSplit, split_step
 
@@ -233,3 +233,39 @@ def test_what_is_prepared_for_a_prompt_is_used_again(tmp_path: Path, monkeypatch
     parted.weights.version += 1
     agree(whole, parted, first)
     assert len(runs) == 3
+
+
+def test_prompts_are_known_by_all_of_their_inputs_and_the_oldest_is_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = "added = MatMul (text_embeds, linear)\n  shifted = Add (embedded, added)"
+    whole, parted = both(model(embedded=added, more=", float[batch, 2] text_embeds"), tmp_path)
+    assert parted.preparation is not None
+    assert parted.preparation.prompt is not None
+    runs: list[int] = []
+    run = parted.preparation.prompt.run_bound
+
+    def counted(binding: Any, graph: int = 1) -> None:
+        runs.append(graph)
+        run(binding, graph)
+
+    monkeypatch.setattr(parted.preparation.prompt, "run_bound", counted)
+    first, other = feeds(whole), feeds(whole, seed=1)
+    for name in ("encoder_hidden_states", "text_embeds"):  # another in one of them alone
+        agree(whole, parted, {**first, name: other[name]})
+        agree(whole, parted, first)
+    assert len(runs) == 3
+    changing = {name: values.astype(whole.inputs[name].dtype) for name, values in feeds(whole, seed=2).items()}
+    agree(whole, parted, changing)
+    changing["text_embeds"][0] += 1  # in the caller's own memory
+    agree(whole, parted, changing)
+    assert len(runs) == 5
+    many = [feeds(whole, seed=seed) for seed in range(10, 10 + KEPT)]
+    for fed in many:
+        agree(whole, parted, fed)
+    assert len(runs) == 5 + KEPT
+    for fed in many:
+        agree(whole, parted, fed)
+    assert len(runs) == 5 + KEPT
+    agree(whole, parted, first)
+    assert len(runs) == 6 + KEPT
