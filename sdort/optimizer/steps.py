@@ -12,6 +12,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors import SdortError
@@ -31,6 +32,8 @@ from sdort.passes import (
     half,
     narrow,
     nhwc,
+    scaled_stream,
+    scales,
     target_opset,
     tidy,
     types,
@@ -190,6 +193,11 @@ def _expand(run: PipelineRun) -> int:
     return changes
 
 
+def _scale_before(run: PipelineRun) -> int:
+    types = ("float16", "float32") if run.options.fp16 else ("float16",)
+    return scales.scale_before(run.editor, [np.dtype(name) for name in types])
+
+
 def _half(run: PipelineRun) -> int:
     if not run.options.fp16:
         return 0
@@ -225,7 +233,11 @@ PIPELINE = (
     PipelineStep(
         "restore", _stage("restore"), "operators of ONNX Runtime that another tool put in are standard ones again"
     ),
-    PipelineStep("tidy", _tidy, "folds what exporters leave, so that patterns see operators and not shape arithmetic"),
+    PipelineStep(
+        "tidy",
+        lambda run: tidy.run(run.editor, tidy.BEFORE_FUSIONS),
+        "folds what exporters leave, so that patterns see operators, not shape arithmetic, and one scale an attention",
+    ),
     PipelineStep(
         "refuse", _refuse, "stored weights are dequantized now: what is left computes in types that sdort does not"
     ),
@@ -243,6 +255,11 @@ PIPELINE = (
         "control inputs",
         lambda run: control_inputs.run(run.editor),
         "what steers a UNet parts no block's sum from the norm that takes it in, and can be left out of the result",
+    ),
+    PipelineStep(
+        "streams",
+        lambda run: scaled_stream.run(run.editor) if run.options.fp16 else 0,
+        "norms are operators with an epsilon here, and not fused with the sums before them yet",
     ),
     PipelineStep("fuse", _stage("fuse"), "standard operators -> the target's, in [batch, sequence, width]"),
     PipelineStep(
@@ -264,6 +281,7 @@ PIPELINE = (
         "what is still computed from sizes reads the shape of a tensor that has it",
     ),
     PipelineStep("tidy lowered", _tidy, "drops the chains that borrowing replaced"),
+    PipelineStep("scales", _scale_before, "what is left unfused has its scale before the product, as fp16 holds that"),
     PipelineStep("half", _half, "last, on the final operators: only they say what may be fp16"),
     PipelineStep("check", _all_supported, "a target never receives an operator that it cannot run"),
     PipelineStep("tidy half", _tidy, "one cast for each tensor, not one for each reader"),

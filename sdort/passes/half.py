@@ -2,7 +2,8 @@
 
 What stays in fp32 follows from structure:
 
-* reductions, and a variance up to its square root: sums over a whole image exceed fp16's range;
+* sums, what is squared for them, and guards as small as 1e-12, up to the division that makes a number of usual size of
+  them (:mod:`sdort.passes.fp32_structure`);
 * the timestep's path to Sin and Cos: 999 times a frequency needs more than fp16's 11 bits;
 * a softmax, and the mask that is added to its scores, where that mask has a finite number beyond fp16: as an infinity
   it would make NaN of a row that is masked completely;
@@ -26,6 +27,7 @@ from sdort.model.signature import Array
 from sdort.model.weights import Weight, cast
 from sdort.onnx_io.load import from_proto
 from sdort.operators import find_operator
+from sdort.passes.fp32_structure import unheld_nodes
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.masks import cone, extremes
 from sdort.workload.residuals import is_residual
@@ -51,7 +53,7 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
 
     model = editor.model
     fp32 = sorted({*fp32_nodes(editor), *_undefined(editor, opset or editor.graph.opset), *keep})
-    _separate_outputs(editor, fp32)
+    ends = _separate_outputs(editor, fp32)
     before = {n.name: editor.dtype(n.outputs[0]) for n in editor.graph.nodes}
     kept = _float32_inputs(editor)
     constants = _constants(editor)
@@ -73,7 +75,7 @@ def run(editor: Editor, *, io_fp16: bool = False, keep: Collection[str] = (), op
     editor.refresh()
     _restore(editor, kept)
     editor.refresh()
-    _join_neighbours(editor, before)
+    _join_neighbours(editor, before, ends)
     _narrow_between(editor)
     nodes = editor.graph.nodes
     editor.origins.update({n.name: (editor.step,) for n in nodes if n.name not in before and editor.step})
@@ -90,14 +92,8 @@ def float32_inputs(node: gs.Node) -> tuple[int, ...]:
 
 def fp32_nodes(editor: Editor) -> list[str]:
     """Names of the nodes that stay in fp32 by the graph's structure."""
-    nodes = [n for n in editor.graph.nodes if editor.dtype(n.outputs[0]) == np.float32]
-    names = {n.name for n in nodes if n.op in ("Cast", "ReduceMean", "ReduceSum")}
-    for root in (n for n in nodes if n.op == "Sqrt"):
-        chain: gs.Node | None = root
-        while chain is not None and chain.op in ("Sqrt", "Add", "ReduceMean", "Mul", "Pow"):
-            names.add(chain.name)
-            chain = next((p for t in chain.inputs if (p := producer(t)) is not None), None)
-    return sorted(names | _before_waves(editor) | _wide_masks(editor))
+    casts = {n.name for n in editor.graph.nodes if n.op == "Cast" and editor.dtype(n.outputs[0]) == np.float32}
+    return sorted(casts | unheld_nodes(editor) | _before_waves(editor) | _wide_masks(editor))
 
 
 def _wide_masks(editor: Editor) -> set[str]:
@@ -155,12 +151,16 @@ def _before_waves(editor: Editor) -> set[str]:
     return names
 
 
-def _separate_outputs(editor: Editor, fp32: Collection[str]) -> None:
+def _separate_outputs(editor: Editor, fp32: Collection[str]) -> set[str]:
     """Put an Identity before the outputs that the converter would give a wrong type.
 
     It hands the readers of an output that is read inside too the output's own type, and an output that a node
     in fp32 computes the type of the others.
+
+    Returns:
+        The names of the new nodes.
     """
+    names = set()
     for output in editor.graph.outputs:
         node = producer(output)
         if node is None or not (output.outputs or node.name in fp32):
@@ -172,15 +172,22 @@ def _separate_outputs(editor: Editor, fp32: Collection[str]) -> None:
             for index, tensor in enumerate(reader.inputs):
                 if tensor is output:
                     reader.inputs[index] = inner
-        editor.node("Identity", [inner], outputs=[output])
+        names.add(editor.node("Identity", [inner], outputs=[output]).name)
     editor.finish()
+    return names
 
 
-def _join_neighbours(editor: Editor, before: Collection[str]) -> None:
-    """Between two nodes that stay in fp32 the converter casts to fp16 and back, which would lose what they stay for."""
+def _join_neighbours(editor: Editor, before: Collection[str], ends: Collection[str]) -> None:
+    """Between nodes that stay in fp32 the converter casts to fp16 and back, which would lose what they stay for.
+
+    So it does between such a node and an output in fp32, around what ``ends`` names.
+    """
     for node in editor.graph.nodes:
-        inner = producer(node.inputs[0], "Cast") if node.op == "Cast" and node.name not in before else None
-        if inner is not None and node.attrs["to"] == TensorProto.FLOAT:
+        if node.op != "Cast" or node.name in before or node.attrs["to"] != TensorProto.FLOAT:
+            continue
+        end = producer(node.inputs[0])
+        inner = producer(end.inputs[0] if end is not None and end.name in ends else node.inputs[0], "Cast")
+        if inner is not None:
             editor.replace(node.outputs[0], inner.inputs[0])
     editor.finish()
 

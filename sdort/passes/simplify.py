@@ -13,6 +13,7 @@ from sdort.model.weights import Weight
 from sdort.passes.fold import RANDOM_OPERATORS
 from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.inference.facts import plain_attributes
+from sdort.rewrite.match import is_float
 from sdort.rewrite.worklist import RewriteRule
 
 APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM_OPERATORS
@@ -68,7 +69,7 @@ def _all_axes(editor: Editor, node: gs.Node) -> bool:
         every = np.ones(len(shape), np.float32)
         every[axes] = scales
         inputs = [x, empty, editor.constant(every, "scales")]
-    _rebuild(editor, node, "Resize", inputs, attrs)
+    rebuild(editor, node, "Resize", inputs, attrs)
     return True
 
 
@@ -113,38 +114,39 @@ def _cast_like(editor: Editor, node: gs.Node) -> bool:
     dtype = editor.dtype(node.inputs[1]) if node.op == "CastLike" else None
     if dtype is None:
         return False
-    _rebuild(editor, node, "Cast", [node.inputs[0]], {"to": helper.np_dtype_to_tensor_dtype(dtype)})
+    rebuild(editor, node, "Cast", [node.inputs[0]], {"to": helper.np_dtype_to_tensor_dtype(dtype)})
     return True
-
-
-def _floating(editor: Editor, tensor: gs.Tensor) -> bool:
-    dtype = editor.dtype(tensor)
-    return dtype is not None and (dtype.kind == "f" or dtype.name == "bfloat16")
 
 
 def _divide_to_multiply(editor: Editor, node: gs.Node) -> bool:
-    """x / c -> x * (1/c)."""
-    if node.op != "Div" or not _floating(editor, node.inputs[0]):
+    """x / c -> x * (1/c) where that is exact: 1/c is a power of two. Other divisions: :mod:`sdort.passes.scales`."""
+    exact = node.op == "Div" and np.frexp(scalar(node.inputs[1]) or 0.0)[0] in (-0.5, 0.5)
+    return exact and multiply_instead(editor, node)
+
+
+def multiply_instead(editor: Editor, node: gs.Node) -> bool:
+    """Make a division of floats by a scalar a product with its reciprocal, if that is a normal number of their type."""
+    value, dtype = scalar(node.inputs[1]), editor.dtype(node.inputs[0])
+    if not value or dtype is None or not is_float(dtype) or not keeps_shape(editor, node, 0):
         return False
-    value = scalar(node.inputs[1])
-    if not value or not _keeps_shape(editor, node, 0):
+    with np.errstate(over="ignore", under="ignore"):
+        factor = np.array(1.0 / value, dtype)
+    if not np.finfo(dtype).tiny <= abs(factor) <= np.finfo(dtype).max:
         return False
-    with np.errstate(over="ignore"):
-        factor = np.array(1.0 / value, editor.dtype(node.inputs[0]))
-    if not np.isfinite(factor):
-        return False
-    _rebuild(editor, node, "Mul", [node.inputs[0], editor.constant(factor, "factor")])
+    rebuild(editor, node, "Mul", [node.inputs[0], editor.constant(factor, "factor")])
     return True
 
 
-def _keeps_shape(editor: Editor, node: gs.Node, index: int) -> bool:
+def keeps_shape(editor: Editor, node: gs.Node, index: int) -> bool:
+    """Whether a node's output has the shape of this input."""
     shape = editor.shape(node.outputs[0])
     return shape is not None and editor.shape(node.inputs[index]) == shape
 
 
-def _rebuild(
+def rebuild(
     editor: Editor, node: gs.Node, op: str, inputs: list[gs.Tensor], attrs: dict[str, Any] | None = None
 ) -> None:
+    """Put another node in the place of one that has a single output."""
     output = node.outputs[0]
     node.inputs.clear()
     editor.node(op, inputs, attrs, outputs=[output])
@@ -155,56 +157,8 @@ def _merge_transposes(editor: Editor, node: gs.Node) -> bool:
     if inner is None or "perm" not in node.attrs or "perm" not in inner.attrs:
         return False
     perm = [inner.attrs["perm"][p] for p in node.attrs["perm"]]
-    _rebuild(editor, node, "Transpose", [inner.inputs[0]], {"perm": perm})
+    rebuild(editor, node, "Transpose", [inner.inputs[0]], {"perm": perm})
     return True
-
-
-def scaled(editor: Editor, tensor: gs.Tensor) -> tuple[gs.Tensor, float] | None:
-    """(x, c) if the tensor is x times a scalar constant and nothing else reads it."""
-    node = producer(tensor, "Mul")
-    if node is None or len(tensor.outputs) != 1 or editor.is_output(tensor):
-        return None
-    for index, other in ((0, 1), (1, 0)):
-        factor = scalar(node.inputs[other])
-        if factor is not None and not isinstance(node.inputs[index], gs.Constant) and _keeps_shape(editor, node, index):
-            return node.inputs[index], factor
-    return None
-
-
-def _hoist_scalar(editor: Editor, node: gs.Node) -> bool:
-    """op(x * c) -> op(x) * c for operators that are linear in x: all scales of an attention meet at its softmax."""
-    if node.op == "MatMul" and not any(isinstance(t, gs.Constant) for t in node.inputs):
-        candidates = [0, 1]
-    elif node.op == "Transpose":
-        candidates = [0]
-    else:
-        return False
-    for index in candidates:
-        scaling = scaled(editor, node.inputs[index])
-        if scaling is None:
-            continue
-        inputs = list(node.inputs)
-        inputs[index], scale = scaling
-        dtype = editor.dtype(inputs[index])
-        inner = editor.op(node.op, inputs, dict(node.attrs))
-        _rebuild(editor, node, "Mul", [inner, editor.constant(np.array(scale, dtype), "factor")])
-        return True
-    return False
-
-
-def _merge_scalars(editor: Editor, node: gs.Node) -> bool:
-    """(x * a) * b -> x * (a*b)."""
-    if node.op != "Mul" or not _floating(editor, node.inputs[0]):
-        return False
-    for index, other in ((0, 1), (1, 0)):
-        factor, scaling = scalar(node.inputs[other]), scaled(editor, node.inputs[index])
-        if factor is None or scaling is None or not _keeps_shape(editor, node, index):
-            continue
-        tensor, scale = scaling
-        value = np.array(scale * factor, editor.dtype(node.inputs[index]))
-        _rebuild(editor, node, "Mul", [tensor, editor.constant(value, "factor")])
-        return True
-    return False
 
 
 def _bounds(editor: Editor, node: gs.Node) -> tuple[int, int, int] | None:
@@ -322,8 +276,6 @@ RULES: tuple[RewriteRule, ...] = (
     _cast_like,
     _divide_to_multiply,
     _merge_transposes,
-    _hoist_scalar,
-    _merge_scalars,
     _slice_of_concat,
     _split_slices,
     _split_sequence,

@@ -120,17 +120,18 @@ def test_cast_like_something_of_unknown_type_stays() -> None:
 HALF = "<float two = {2.0}, float[1] four = {4.0}, float[1, 1, 1] half = {0.5}, float[4] row = {1.0, 2.0, 3.0, 4.0}>"
 
 
-def test_division_by_a_scalar_is_multiplication() -> None:
+def test_division_by_a_power_of_two_is_multiplication() -> None:
     text = f"g (float[B, 4] x) => (float[B, 4] y) {HALF} {{ y = Div (x, four) }}"
     assert check_step(text, run_simplify, SIZES) == {"Mul": 1}
-    text = "g (float16[B, 4] x) => (float16[B, 4] y) <float16 ten = {18688}> { y = Div (x, ten) }"
-    assert check_step(text, run_simplify, SIZES, rtol=2**-10) == {"Mul": 1}
+    text = "g (float16[B, 4] x) => (float16[B, 4] y) <float16 eight = {18432}> { y = Div (x, eight) }"
+    assert check_step(text, run_simplify, SIZES) == {"Mul": 1}
 
 
 DIVISIONS = {
     "by a row": ("float[B, 4] x", "y = Div (x, row)"),
     "by data": ("float[B, 4] x", "n = Neg (x)  y = Div (x, n)"),
     "of a scalar": ("float[B, 4] x", "y = Div (two, x)"),
+    "by what has a rounded reciprocal": ("float[B, 4] x", "y = Div (x, ten)"),
     "by zero": ("float[B, 4] x", "y = Div (x, nothing)"),
     "by what has no reciprocal": ("float[B, 4] x", "y = Div (x, tiny)"),
     "to a larger shape": ("float[B, 4] x", "y = Div (x, half)"),
@@ -140,8 +141,8 @@ DIVISIONS = {
 
 @pytest.mark.parametrize("case", DIVISIONS.values(), ids=DIVISIONS)
 def test_other_divisions_stay(case: tuple[str, str]) -> None:
-    more = HALF.replace(">", ", float nothing = {0.0}, int64 three = {3}>")
-    tiny: dict[str, Array | Weight] = {"tiny": np.array(1e-40, np.float32)}
+    more = HALF.replace(">", ", float nothing = {0.0}, float ten = {10.0}, int64 three = {3}>")
+    tiny: dict[str, Array | Weight] = {"tiny": np.array(2.0**-140, np.float32)}
     editor = edit(f"g ({case[0]}) => (float[] y) {more} {{ {case[1]} }}", tiny)
     before = operators(editor)
     assert run_simplify(editor) == 0
@@ -164,67 +165,6 @@ def test_a_transpose_that_others_read_stays_for_them() -> None:
 def test_transposes_of_unstated_order_are_left() -> None:
     text = "g (float[B, H] x) => (float[B, H] y) { a = Transpose (x)  y = Transpose <perm = [1, 0]> (a) }"
     assert check_step(text, rounds, SIZES) == {"Transpose": 2}
-
-
-HOISTED = {
-    "left": ("q = Mul (x, two)  y = MatMul (q, z)", {"MatMul": 1, "Mul": 1}),
-    "right": ("q = Mul (half2, z)  y = MatMul (x, q)", {"MatMul": 1, "Mul": 1}),
-    "both": ("q = Mul (x, two)  k = Mul (z, half2)  y = MatMul (q, k)", {"MatMul": 1, "Mul": 1}),
-    "through a transpose": (
-        "q = Mul (x, two)  t = Transpose <perm = [0, 1, 2]> (q)  k = Div (z, two)  y = MatMul (t, k)",
-        {"MatMul": 1, "Mul": 1, "Transpose": 1},
-    ),
-    "three in a row": (
-        "q = Mul (x, two)  r = Mul (q, two)  s = Mul (half2, r)  y = MatMul (s, z)",
-        {"MatMul": 1, "Mul": 1},
-    ),
-}
-ATTENTION = "g (float[B, H, 4] x, float[B, 4, W] z) => (float[B, H, W] y) <float two = {2.0}, float[1] half2 = {0.5}>"
-
-
-@pytest.mark.parametrize("case", HOISTED.values(), ids=HOISTED)
-def test_the_scales_of_an_attention_meet_behind_its_product(case: tuple[str, dict[str, int]]) -> None:
-    """Powers of two: not a bit changes."""
-    text = f"{ATTENTION} {{ {case[0]} }}"
-    assert check_step(text, rounds, SIZES) == case[1]
-    editor = edit(text)
-    rounds(editor)
-    assert editor.graph.outputs[0].inputs[0].op == "Mul"
-
-
-STAYING = {
-    "by a row": "q = Mul (x, row)  y = MatMul (q, z)",
-    "read twice": "q = Mul (x, two)  p = MatMul (q, z)  n = ReduceMax <keepdims = 1> (q)  y = Add (p, n)",
-    "a projection": "q = Mul (x, two)  y = MatMul (q, w)",
-    "to a larger shape": "q = Mul (x, large)  y = MatMul (q, z)",
-    "data times data": "n = Neg (x)  q = Mul (x, n)  y = MatMul (q, z)",
-}
-
-
-@pytest.mark.parametrize("body", STAYING.values(), ids=STAYING)
-def test_other_factors_stay_where_they_are(body: str) -> None:
-    more = "float[4] row = {1.0, 2.0, 3.0, 4.0}, float[1, 1, 1, 1] large = {2.0}"
-    editor = edit(f"{ATTENTION[:-1]}, {more}> {{ {body} }}", {"w": Described([4, 8], np.float32)})
-    before = operators(editor)
-    assert run_simplify(editor) == 0
-    assert operators(editor) == before
-
-
-def test_a_factor_that_is_an_output_stays() -> None:
-    text = ATTENTION.replace("y)", "y, float[B, H, 4] q)") + "{ q = Mul (x, two)  y = MatMul (q, z) }"
-    assert run_simplify(edit(text)) == 0
-
-
-@pytest.mark.parametrize("product", ["Mul (p, four)", "Mul (four, p)"])
-def test_factors_of_a_product_are_one(product: str) -> None:
-    text = f"g (float[B, 4] x) => (float[B, 4] y) {HALF} {{ p = Mul (x, two)  y = {product} }}"
-    assert check_step(text, run_simplify, SIZES) == {"Mul": 1}
-    assert run_simplify(edit(text.replace("four)", "half)").replace("(four", "(half"))) == 0  # it has a larger shape
-
-
-def test_integer_factors_stay_apart() -> None:
-    text = "g (int64[B] x) => (int64[B] y) <int64 a = {2}, int64 b = {3}> { p = Mul (x, a)  y = Mul (p, b) }"
-    assert check_step(text, run_simplify, SIZES) == {"Mul": 2}
 
 
 # --- pieces ---

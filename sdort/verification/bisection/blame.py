@@ -27,7 +27,7 @@ from sdort.verification.limits import Tolerance
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
 _TIDYING = ("tidy", "tidy raised", "tidy layout", "tidy lowered", "tidy half")
-PIPELINE_STEPS = (*_TIDYING, "channels last", "expand", "borrow shapes", "half")
+PIPELINE_STEPS = (*_TIDYING, "streams", "channels last", "expand", "borrow shapes", "scales", "half")
 """Makers that are named only when no fusion is."""
 
 
