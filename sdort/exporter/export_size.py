@@ -45,7 +45,7 @@ def plan_space(
     ]
     new = list(known.values()).count(False)
     if new:
-        writes.append(PlannedWrite("traces", cache.folder, new * GRAPH, f"{new} new"))
+        writes.append(PlannedWrite("traces", cache.folder, new * GRAPH, f"{new} new", only_if_room=True))
     return plan_writes(writes, peak_memory=_TRACED if new else _KNOWN)
 
 

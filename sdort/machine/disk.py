@@ -23,12 +23,14 @@ class PlannedWrite:
         folder: where it would lie.
         bytes: its size, estimated from the weights.
         note: what is done for it, in words.
+        only_if_room: whether it is left out where it does not fit, as what a cache would keep.
     """
 
     name: str
     folder: Path
     bytes: int
     note: str = ""
+    only_if_room: bool = field(default=False, metadata={"json": None})
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,7 @@ class DiskSpace:
 
     Attributes:
         folder: a folder on it.
-        needed: bytes that would be written.
+        needed: bytes that have to be written.
         free: bytes that are free.
     """
 
@@ -95,6 +97,8 @@ def plan_writes(writes: Sequence[PlannedWrite], *, scratch: int = 0, peak_memory
     """
     groups: dict[int, list[PlannedWrite]] = {}
     for write in writes:
+        if write.only_if_room:
+            continue
         groups.setdefault(existing(write.folder).stat().st_dev, []).append(write)
     disks = []
     for index, group in enumerate(groups.values()):

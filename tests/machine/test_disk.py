@@ -47,6 +47,18 @@ def test_one_disk_has_to_hold_all_of_it(tmp_path: Path, room: Callable[[int], No
     assert caught.value.hint == "Free 1 B there, or write to another disk."
 
 
+def test_what_a_cache_would_keep_needs_no_room(tmp_path: Path, room: Callable[[int], None]) -> None:
+    """A full disk under the cache costs the cache, not the work."""
+    traces = PlannedWrite("traces", tmp_path, 300_000_000, only_if_room=True)
+    room(700_000_000)
+    plan = plan_writes([PlannedWrite("unet", tmp_path, 700_000_000), traces])
+    assert plan.fits
+    plan.raise_if_short()
+    assert plan.bytes == 1_000_000_000
+    room(699_999_999)
+    assert not plan_writes([PlannedWrite("unet", tmp_path, 700_000_000), traces]).fits
+
+
 def test_disks_are_counted_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     other = Path("/dev/shm")
     if not other.is_dir() or other.stat().st_dev == tmp_path.stat().st_dev:

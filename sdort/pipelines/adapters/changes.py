@@ -121,6 +121,8 @@ def changes_of(parts: Parts) -> list[Change] | str:
         changes = _with_residual(changes, residual)
     if not all(change.form.fits for change in changes):
         return "the shapes of its parts do not belong together"
+    if all(_is_out_of_proportion(change.form, parts) for change in changes):
+        return f"its factors have far more values than a weight of {changes[0].form.outputs} x {changes[0].form.inputs}"
     # A LoRA's bias is scaled as the product beside it.
     rank = next((change.form.rank for change in changes if change.leaf == "weight"), None)
     return [change._replace(rank=None if change.kind == "difference" else rank) for change in changes]
@@ -132,6 +134,17 @@ def _with_residual(changes: list[Change], residual: list[Factor]) -> list[Change
     weight = next((change for change in changes if change.leaf == "weight"), None)
     whole = Residual(weight.form if weight else None, *residual)
     return [*others, Change("weight", weight.kind if weight else "difference", whole, None)]
+
+
+_RANK = 4096
+"""A rank up to which factors are taken even if the weight is smaller; usual are 1 to 256."""
+
+
+def _is_out_of_proportion(form: Form, parts: Parts) -> bool:
+    """Whether factors would take much more memory than the largest that mean something: their ranks are those of their
+    weight at most. A file of a few kilobytes may claim gigabytes that no disk holds."""
+    largest = (form.outputs + form.inputs) * max(_RANK, min(form.outputs, form.inputs))
+    return sum(math.prod(factor.shape) for factor in parts.values()) > 2 * largest
 
 
 def _problem(parts: Parts, chosen: list[_Recipe]) -> str | None:

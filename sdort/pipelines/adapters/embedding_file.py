@@ -18,6 +18,7 @@ from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import cut, one_line
 from sdort.model.convert import convert
 from sdort.model.signature import Array
+from sdort.model.stored_values import StoredValues
 from sdort.pipelines.adapters.module_index import TEXT_1, TEXT_2
 from sdort.pipelines.adapters.refusals import refuse_missing
 from sdort.pipelines.file_kind import recognise_file
@@ -97,7 +98,7 @@ def read_embedding(choice: EmbeddingChoice, widths: Mapping[str, int]) -> Embedd
     if found != widths:
         raise _other_family(path, list(found.values()), widths)
     word = choice.word or _checked_word(path.stem if not name or _NAMELESS.fullmatch(name) else name, str(path))
-    vectors = {encoder: _vectors(path, values.load(), values.shape) for encoder, values in named.items() if encoder}
+    vectors = {encoder: _vectors(path, values) for encoder, values in named.items() if encoder}
     if len({len(rows) for rows in vectors.values()}) > 1:
         raise BadModelError(f"{path} has another number of vectors for each text encoder", hint="It is damaged.")
     return Embedding(path, word, vectors)
@@ -137,10 +138,13 @@ def _described(widths: list[int]) -> str:
     return f"{' and '.join(map(str, widths))} numbers{f' ({family})' if family else ''}"
 
 
-def _vectors(path: Path, values: Array, shape: tuple[int, ...]) -> Array:
-    rows = convert(values, np.float32).reshape(-1, shape[-1])
-    if len(shape) not in (1, 2) or not 1 <= len(rows) <= MOST_VECTORS or not math.prod(shape):
+def _vectors(path: Path, values: StoredValues) -> Array:
+    shape, dtype = values.shape, values.dtype
+    if len(shape) not in (1, 2) or not 1 <= math.prod(shape[:-1]) <= MOST_VECTORS or not shape[-1]:
         raise BadModelError(f"{path} is no embedding of 1 to {MOST_VECTORS} vectors: its tensor is {list(shape)}")
+    if not np.issubdtype(dtype, np.floating) and str(dtype) != "bfloat16":
+        raise BadModelError(f"{path} is no embedding: its values are {dtype}, not floating-point numbers")
+    rows = convert(values.load(), np.float32).reshape(-1, shape[-1])
     if not np.isfinite(rows).all():
         raise BadModelError(
             f"{path} has infinite values or NaN", hint="Its training failed, or it is damaged: get another version."

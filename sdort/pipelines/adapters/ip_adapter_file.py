@@ -17,6 +17,7 @@ from typing import Any
 from sdort.errors import BadModelError, UsageError
 from sdort.model.component_names import PLAIN, PLUS, RESAMPLER_HEAD
 from sdort.model.weights import Stored, Weight
+from sdort.pipelines.checkpoints.layout import equal_parts
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.safetensors import read_tensors
 from sdort.pipelines.weight_names import FAMILY_OF_WIDTH, Kind
@@ -120,10 +121,13 @@ def _plus(image: Mapping[str, Stored]) -> tuple[dict[str, Any], dict[str, Weight
         for pattern, other in _RESAMPLER:
             name = re.sub(f"^{pattern}", other, name)
         if ".to_kv." in name:
-            halves = zip("kv", _halves(tensor), strict=True)
+            halves = zip("kv", equal_parts(tensor, 2, "keys and values"), strict=True)
             renamed |= {name.replace(".to_kv.", f".to_{part}."): half for part, half in halves}
         else:
             renamed[name] = tensor
+    heads, rest = divmod(_shape(renamed, "layers.0.attn.to_q.weight", 2)[0], RESAMPLER_HEAD)
+    if rest:
+        raise _broken("layers.0.attn.to_q.weight", renamed)
     config = {
         "kind": PLUS,
         "tokens": tokens,
@@ -131,16 +135,10 @@ def _plus(image: Mapping[str, Stored]) -> tuple[dict[str, Any], dict[str, Weight
         "embeds": _shape(image, "proj_in.weight", 2)[1],
         "hidden": hidden,
         "depth": depth,
-        "heads": _shape(renamed, "layers.0.attn.to_q.weight", 2)[0] // RESAMPLER_HEAD,
+        "heads": heads,
         "inner": _shape(renamed, "layers.0.ff.1.net.2.weight", 2)[1],
     }
     return config, renamed
-
-
-def _halves(tensor: Stored) -> list[Stored]:
-    """Two tensors of half of the rows each."""
-    shape, size = (tensor.shape[0] // 2, *tensor.shape[1:]), tensor.nbytes // 2
-    return [Stored(tensor.path, tensor.offset + index * size, shape, tensor.dtype) for index in range(2)]
 
 
 def _shape(tensors: Mapping[str, Weight], name: str, rank: int) -> tuple[int, ...]:
@@ -184,6 +182,13 @@ def attention_tensors(adapters: Sequence[IpAdapter], unet: Mapping[str, Weight],
     added: dict[str, Weight] = {}
     for number, adapter in enumerate(adapters):
         shapes = [pair[0].shape for pair in adapter.attention], [tuple(unet[name].shape) for name in names]
+        uneven = next((pair for pair in adapter.attention if pair[0].shape != pair[1].shape), None)
+        if uneven:
+            raise BadModelError(
+                f"the IP-Adapter {adapter.path} is damaged: keys of the shape {list(uneven[0].shape)} stand beside "
+                f"values of {list(uneven[1].shape)}",
+                hint="Copy or download it again.",
+            )
         if shapes[0] != shapes[1]:
             raise _other_family(adapter, *shapes, model)
         for name, pair in zip(names, adapter.attention, strict=True):

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
+from sdort.errors import BadModelError
+from sdort.errors.plain_text import cut, one_line
 from sdort.model.weights import Reshaped, Stored, Transposed, Weight
 from sdort.pipelines.checkpoints.ldm_names import (
     control_name,
@@ -25,20 +27,20 @@ Tensors = Mapping[str, Stored]
 """Tensors of one component by the names that its file gives them, without the component's prefix."""
 
 
-def unet_tensors(tensors: Tensors) -> dict[str, Weight]:
+def unet_tensors(tensors: Tensors) -> Mapping[str, Weight]:
     """The tensors of a UNet; one that no rule knows keeps its name."""
     if any(name.startswith("down_blocks.") for name in tensors):
         return dict(tensors)
     layers = count_layers(tensors)
-    return {unet_name(name, layers) or name: tensor for name, tensor in tensors.items()}
+    return _renamed(tensors, lambda name: unet_name(name, layers) or name)
 
 
-def control_tensors(tensors: Tensors) -> dict[str, Weight]:
+def control_tensors(tensors: Tensors) -> Mapping[str, Weight]:
     """The tensors of a ControlNet; one that no rule knows keeps its name."""
     if any(name.startswith("controlnet_cond_embedding.") for name in tensors):
         return dict(tensors)
     layers, last = count_layers(tensors), count_hint_layers(tensors)
-    return {control_name(name, layers, last) or name: tensor for name, tensor in tensors.items()}
+    return _renamed(tensors, lambda name: control_name(name, layers, last) or name)
 
 
 def vae_tensors(tensors: Tensors) -> dict[str, Weight]:
@@ -46,13 +48,13 @@ def vae_tensors(tensors: Tensors) -> dict[str, Weight]:
     if any(name.startswith("decoder.up_blocks.") for name in tensors):
         return dict(tensors)
     levels = len({match[1] for name in tensors if (match := re.match(r"decoder\.up\.(\d+)\.", name))})
-    renamed = {vae_name(name, levels): tensor for name, tensor in tensors.items()}
+    renamed = _renamed(tensors, lambda name: vae_name(name, levels))
     return {name: _as_matrix(tensor) if ".attentions." in name else tensor for name, tensor in renamed.items()}
 
 
-def tiny_vae_tensors(tensors: Tensors) -> dict[str, Weight]:
+def tiny_vae_tensors(tensors: Tensors) -> Mapping[str, Weight]:
     """The tensors of an ``AutoencoderTiny``."""
-    return {tiny_vae_name(name): tensor for name, tensor in tensors.items()}
+    return _renamed(tensors, tiny_vae_name)
 
 
 def clip_tensors(tensors: Tensors) -> dict[str, Weight]:
@@ -65,7 +67,7 @@ def clip_tensors(tensors: Tensors) -> dict[str, Weight]:
         head, packed, kind = renamed.partition("in_proj_")
         if packed:
             found |= {f"{head}{part}_proj.{kind}": third for part, third in zip("qkv", _thirds(tensor), strict=True)}
-        elif name == "text_projection":
+        elif name == "text_projection" and len(tensor.shape) == 2:
             found["text_projection.weight"] = Transposed(tensor, (1, 0))  # x @ P there, a Linear here
         else:
             found[renamed] = tensor
@@ -80,6 +82,38 @@ def _as_matrix(tensor: Stored) -> Weight:
 
 def _thirds(tensor: Stored) -> list[Stored]:
     """Three tensors of a third of the rows each."""
-    rows, size = tensor.shape[0] // 3, tensor.nbytes // 3
-    shape = (rows, *tensor.shape[1:])
-    return [Stored(tensor.path, tensor.offset + index * size, shape, tensor.dtype) for index in range(3)]
+    return equal_parts(tensor, 3, "queries, keys and values")
+
+
+def equal_parts(tensor: Stored, count: int, what: str) -> list[Stored]:
+    """Tensors of an equal share of the rows each.
+
+    Raises:
+        BadModelError: it has not so many rows, or no axes.
+    """
+    rows = tensor.shape[0] if tensor.shape else 0
+    if not rows or rows % count:
+        raise BadModelError(
+            f"a tensor of {what} in one has the shape {list(tensor.shape)}, whose rows are not {count} equal parts",
+            hint="It is damaged, or of another kind: get another version of it.",
+        )
+    shape, size = (rows // count, *tensor.shape[1:]), tensor.nbytes // count
+    return [Stored(tensor.path, tensor.offset + index * size, shape, tensor.dtype) for index in range(count)]
+
+
+def _renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, Stored]:
+    """The tensors by other names.
+
+    Raises:
+        BadModelError: two names become one, such as ``blocks.1`` and ``blocks.01``: one would be lost.
+    """
+    found: dict[str, Stored] = {}
+    for name, tensor in tensors.items():
+        other = rename(name)
+        if other in found:
+            raise BadModelError(
+                f"it has the tensor {other!r} twice, also as {cut(one_line(name), 100)!r}",
+                hint="It is damaged, or a mixture of two files: get another version of it.",
+            )
+        found[other] = tensor
+    return found

@@ -130,7 +130,7 @@ def count_hint_layers(names: Iterable[str]) -> int:
 def count_layers(names: Iterable[str]) -> int:
     """The residual blocks of a level of a UNet, by the numbers of its downsamplers."""
     numbers = [int(match[1]) for name in names if (match := re.match(r"input_blocks\.(\d+)\.0\.op\.", name))]
-    return min(numbers, default=3) - 1
+    return max(min(numbers, default=3) - 1, 1)
 
 
 def vae_name(name: str, levels: int) -> str:

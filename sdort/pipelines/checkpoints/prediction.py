@@ -26,6 +26,8 @@ _DEVIATION = 0.09
 """SD 2.x: standard deviation of this vector above which a UNet predicts velocity. Stability's two releases lie on the
 two sides, and their descendants with them; ComfyUI tells them apart in this way too (``SD20.model_type`` of
 https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/supported_models.py)."""
+_WIDEST = 1 << 16
+"""Values of such a vector; those of SD 2.x have 320."""
 _SPELLINGS = {
     **dict.fromkeys(("v", "vprediction", "vpred", "vparameterization", "velocity"), "v_prediction"),
     **dict.fromkeys(("epsilon", "eps", "epsprediction", "epspred", "epsilonprediction", "noise"), "epsilon"),
@@ -197,8 +199,8 @@ def _judge(family: str, variant: str | None, unet: Mapping[str, Weight]) -> tupl
     """What the weights of a UNet without marks tell."""
     if family != SD2 or variant == INPAINTING:  # both releases for inpainting predict noise
         return "epsilon", None
-    if _MARKED not in unet:
-        return "epsilon", f"it has no {_MARKED}, which would tell"
+    if _MARKED not in unet or len(unet[_MARKED].shape) != 1 or not 0 < unet[_MARKED].shape[0] <= _WIDEST:
+        return "epsilon", f"it has no {_MARKED} that would tell"
     deviation = float(np.std(unet[_MARKED].load().astype(np.float64)))
     sign, kind = (">", "v_prediction") if deviation > _DEVIATION else ("<=", "epsilon")
     return kind, f"the deviation of its last self-attention's norm is {deviation:.3f} {sign} {_DEVIATION}"

@@ -27,14 +27,20 @@ TIME_WIDTH = 256
 
 
 def shape_of(shapes: Shapes, name: str) -> tuple[int, ...]:
-    """The shape of a tensor that every model of its kind has.
+    """The shape of a weight that every model of its kind has: a matrix, or more axes.
 
     Raises:
-        BadModelError: it is missing.
+        BadModelError: it is missing, has fewer axes, or no values.
     """
     if name not in shapes:
         raise BadModelError(f"its tensor {name!r} is missing", hint="The file is incomplete: download it again.")
-    return shapes[name]
+    shape = shapes[name]
+    if len(shape) < 2 or 0 in shape:
+        raise BadModelError(
+            f"its tensor {name!r} has the shape {list(shape)}, which is none of such a weight",
+            hint="It is damaged, or of another kind: get another version of it.",
+        )
+    return shape
 
 
 def unet_config(shapes: Shapes) -> Config:
@@ -213,8 +219,8 @@ def text_config(shapes: Shapes, activation: str, layers: int) -> Config:
         BadModelError: the tensors are not those of such an encoder.
     """
     prefix = "text_model." if any(name.startswith("text_model.") for name in shapes) else ""
-    vocabulary, width = shape_of(shapes, f"{prefix}embeddings.token_embedding.weight")
-    projection = shapes.get("text_projection.weight")
+    vocabulary, width, *_ = shape_of(shapes, f"{prefix}embeddings.token_embedding.weight")
+    projection = shape_of(shapes, "text_projection.weight") if "text_projection.weight" in shapes else None
     return {
         "architectures": ["CLIPTextModelWithProjection" if projection else "CLIPTextModel"],
         "model_type": "clip_text_model",
