@@ -173,6 +173,8 @@ def copied(call: Call) -> str | None:
 def on_migraphx(call: Call) -> str | None:
     if call.has("attention_bias"):
         return "masked attention is MIGraphX's own to fuse, from standard operators"
+    if call.attributes["unidirectional"]:
+        return "MultiHeadAttention has no causal form in MIGraphX"
     return apart(call) or on_rocm(call)
 
 

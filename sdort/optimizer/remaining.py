@@ -53,6 +53,9 @@ _ELEMENTWISE = frozenset(
 """Operators that layouts pass through."""
 
 
+_PLAIN = ("Cast", "Identity")
+
+
 @dataclass(frozen=True)
 class Remaining:
     """One kind of what a graph has left in parts.
@@ -143,9 +146,9 @@ def _is_inner(editor: Editor, node: gs.Node) -> bool:
     """Whether an image changes its layout between two computed tensors."""
     if list(node.attrs.get("perm") or ()) not in ([0, 2, 3, 1], [0, 3, 1, 2]):
         return False
-    source = producer(node.inputs[0])
-    inputs = {id(tensor) for tensor in editor.graph.inputs}
-    while source is not None and source.op in ("Cast", "Identity"):
-        node, source = source, producer(source.inputs[0])
-    ends = [r for t in node.outputs for r in t.outputs] == [] or any(map(editor.is_output, node.outputs))
-    return source is not None and id(node.inputs[0]) not in inputs and not ends
+    source, (result,) = producer(node.inputs[0]), node.outputs
+    while source is not None and source.op in _PLAIN:
+        source = producer(source.inputs[0])
+    while not editor.is_output(result) and [reader.op in _PLAIN for reader in result.outputs] == [True]:
+        result = result.outputs[0].outputs[0]
+    return source is not None and not editor.is_output(result)

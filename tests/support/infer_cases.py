@@ -232,6 +232,13 @@ c = MatMul (v, z)
 == MatMul of a vector
 (float[B, H, 8] x, float[8] y)
 a = MatMul (x, y)
+== pooling
+(float[B, 4, H, W] x)
+a = AveragePool <kernel_shape = [2, 2], strides = [2, 2]> (x)
+b = MaxPool <kernel_shape = [3, 3], strides = [2, 1], pads = [1, 1, 1, 1]> (x)
+c = LpPool <kernel_shape = [2, 3], auto_pad = "VALID"> (x)
+d = AveragePool <kernel_shape = [3, 3], auto_pad = "SAME_UPPER", strides = [2, 2]> (x)
+e = MaxPool <kernel_shape = [3, 2], dilations = [2, 1]> (x)
 == Conv
 (float[B, 4, H, W] x, float[6, 4, 3, 3] k, float[4, 1, 5, 1] d)
 a = Conv <pads = [1, 1, 1, 1]> (x, k)
