@@ -150,6 +150,18 @@ def test_quantized_weights_are_called_that(tmp_path: Path, kind: str, end: str) 
             read(file)
 
 
+@pytest.mark.parametrize("inputs", [4, 8])
+def test_differences_of_weights_are_no_unet(tmp_path: Path, inputs: int) -> None:
+    """As IC-Light's, which have a UNet's names."""
+    config = {"block_out_channels": (32, 32, 32, 32), "in_channels": inputs, "cross_attention_dim": 32}
+    state = diffusers.UNet2DConditionModel(**config).state_dict()
+    save(state, tmp_path / "whole.safetensors")
+    save({name: 0.001 * tensor for name, tensor in state.items()}, tmp_path / "offset.safetensors")
+    assert read_single_file(tmp_path / "whole.safetensors").configs["unet"]["in_channels"] == inputs
+    with pytest.raises(BadModelError, match="differences of weights and no UNet"):
+        read_single_file(tmp_path / "offset.safetensors")
+
+
 def test_a_foreign_file_is_refused_with_its_family(tmp_path: Path) -> None:
     file = tmp_path / "a.safetensors"
     save({name: torch.zeros(1) for name in (*_unet("SD 1.5"), "cc_projection.weight")}, file)

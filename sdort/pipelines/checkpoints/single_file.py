@@ -43,6 +43,7 @@ from sdort.pipelines.weight_names import LATENTS, LDM_UNET, REFINER, SD1, SD2, S
 EMA = "model_ema."
 """Stands before the names of averaged weights, whose further dots are left out: ``model_ema.diffusion_modelout2bias``
 (``ema.py`` of CompVis/latent-diffusion)."""
+_LAST_NORM, _NO_SCALE = "conv_norm_out.weight", 0.02
 VISION_HALF = ("vision_model.", "visual_projection.", "visual.")
 """Beginnings of the names of CLIP's image encoder, in the names of transformers and OpenCLIP."""
 _VAE_PREFIXES = ("first_stage_model.", "vae.")
@@ -109,6 +110,8 @@ def _read(
             hint="Get the checkpoint with the UNet's own weights, or its emaonly release.",
         )
     unet = unet_tensors(_averaged(tensors) if ema else _within(tensors, prefix))
+    if not prefix:
+        _refuse_differences(unet)
     config, variant = unet_config(_shapes(unet)), _variant(tensors)
     release = _release(_shapes(unet))
     if variant not in release.pipelines and variant is not None:
@@ -131,6 +134,20 @@ def _read(
 
 
 _EXPORTS = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL."
+
+
+def _refuse_differences(unet: Mapping[str, Weight]) -> None:
+    """Raise where a lone UNet's values are differences, which are added to another model's, as those of IC-Light.
+
+    The scales of a norm are about 1 after any training, and their differences about 0.
+    """
+    scales = unet.get(_LAST_NORM)
+    if scales and abs(float(np.mean(scales.load().astype(np.float64)))) < _NO_SCALE:
+        raise BadModelError(
+            f"it holds differences of weights and no UNet (the scales of {_LAST_NORM} are 0 on average), such as "
+            "IC-Light's",
+            hint="Add them to the model that they are for, and save that.",
+        )
 
 
 def _check_latents(file: SingleFile) -> None:
