@@ -23,7 +23,8 @@ def infer(call: Call) -> list[Fact]:
     x, w, dtype = call.shape("input"), call.shape("weights"), call.dtype("input")
     if x is None or w is None:
         return [Fact(dtype)]
-    width = divide(w[1], 3)
+    widths = call.attributes["qkv_hidden_sizes"]
+    width = widths[2] if widths else divide(w[1], 3)
     return [Fact(dtype, (x[0], x[1], unknown() if width is None else width))]
 
 

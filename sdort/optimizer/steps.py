@@ -241,6 +241,11 @@ PIPELINE = (
     PipelineStep(
         "refuse", _refuse, "stored weights are dequantized now: what is left computes in types that sdort does not"
     ),
+    PipelineStep(
+        "channels first",
+        lambda run: nhwc.to_first(run.editor),
+        "what was channels-last, fused or not, is as exporters write it, so that patterns see it",
+    ),
     PipelineStep("narrow", _narrow, "unwraps what half-precision exporters cast up and down for nothing"),
     PipelineStep("raise", _stage("raise"), "gives every exporter's graph the same standard operators"),
     PipelineStep(

@@ -7,11 +7,15 @@ from collections.abc import Collection
 import onnx_graphsurgeon as gs
 
 from sdort.errors import MissedFusionError
+from sdort.model.domains import MICROSOFT
 from sdort.optimizer.report import ComponentReport
 from sdort.passes.upgrade import HINT
 from sdort.rewrite.apply import DISABLED, Outcome, Unfused, explain_place
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import load_fusions
+
+UNFUSED = "Give the graph as it was before ONNX Runtime's optimizer fused it, or choose another --provider."
+"""The advice for an operator of ONNX Runtime that the model itself has."""
 
 
 def unlowered(
@@ -42,12 +46,15 @@ def unlowered(
     attempts = [place or _refused(name, node, report) for name, place in places.items() if name not in disabled]
     for place in attempts:
         _record(report, place)
+    fused = node.domain == MICROSOFT and node.name not in editor.origins
     if not attempts:
-        return _error(report, lacking, f"{reason}, and there is no rule that lowers {node.op}", HINT)
+        words = f"{reason}, and there is no rule that lowers {node.op}"
+        return _error(report, lacking, words, UNFUSED if fused else HINT)
     nearest = max(attempts, key=lambda place: (place.nearness[0], is_lowering(place), place.nearness[1]))
     nearest.miss = True
     words = f"{reason}, and no rule lowers it. The nearest, {nearest.fusion}, stops here: {nearest.why}"
-    hint = f"Choose another --provider, or see what the rule takes:\n    sdort fusions {nearest.fusion}"
+    what = UNFUSED.rstrip(".") if fused else "Choose another --provider"
+    hint = f"{what}, or see what the rule takes:\n    sdort fusions {nearest.fusion}"
     return _error(report, lacking, words, hint)
 
 

@@ -13,15 +13,10 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from sdort.model.domains import MICROSOFT
+from sdort.model.element_operators import BROADCAST, is_unary
 
 Row = tuple[int, ...]
 """The shape of a row: a tensor's dimensions after its first, in which each row stands for itself."""
-
-_SAME = frozenset({"Cast", "Cos", "Elu", "Erf", "Exp", "Gelu", "Identity", "Mish", "Neg", "Relu", "Sigmoid", "Sin",
-                   "Softplus", "Sqrt", "Tanh"})  # fmt: skip
-_SAME_MICROSOFT = frozenset({"Gelu", "QuickGelu"})
-_BROADCAST = frozenset({"Add", "Div", "Mul", "Pow", "Sub"})
 
 
 class Rows:
@@ -53,11 +48,11 @@ class Rows:
         row = self.rows.get(node.input[0]) if node.input else None
         if len(node.output) != 1 or any(name and not self._known(name) for name in node.input):
             return None
-        if node.op_type in _BROADCAST and not node.domain:
+        if node.op_type in BROADCAST and not node.domain:
             return self._broadcast(node)
         if row is None:
             return None
-        if node.op_type in (_SAME if not node.domain else _SAME_MICROSOFT if node.domain == MICROSOFT else ()):
+        if is_unary(node.op_type, node.domain, len(node.input)):
             return row
         rule = _RULES.get(node.op_type) if not node.domain else None
         return rule(self, node, row) if rule else None

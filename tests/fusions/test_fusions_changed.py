@@ -11,7 +11,7 @@ import pytest
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail as ORTFail
 from support.changed_models import OPEN, changed_models, copy
-from support.fusion_models import CASES, TOLERANCE, before_model
+from support.fusion_models import CHANGED_CASES, TOLERANCE, before_model
 from support.small_graphs import run, to_proto
 
 from sdort.emulation.standard import expand
@@ -26,7 +26,7 @@ from sdort.rewrite.fusion import Fusion, load_fusions
 Array = npt.NDArray[Any]
 
 
-@pytest.mark.parametrize(("name", "index"), CASES)
+@pytest.mark.parametrize(("name", "index"), CHANGED_CASES)
 def test_a_changed_graph_is_left_or_computed_right(name: str, index: int) -> None:
     fusion = load_fusions()[name]
     rng = np.random.default_rng([*name.encode(), index])

@@ -12,15 +12,22 @@ from support.small_graphs import parse
 
 from sdort.cli import cli
 
-WEIGHTS = {"gamma": np.ones(8, np.float32), "beta": np.zeros(8, np.float32)}
+WEIGHTS = {
+    "gamma": np.ones(8, np.float32),
+    "beta": np.zeros(8, np.float32),
+    "filters": np.ones((8, 8, 1, 1), np.float32),
+}
 ATTENTION = """g (float[B, S, 8] q, float[B, L, 8] k, float[B, L, 8] v) => (float[B, S, 8] y) {
     y = Attention <q_num_heads = 2, kv_num_heads = 2, softmax_precision = 7> (q, k, v) }"""
 """Its softmax would be computed in int64."""
 NORMS = """g (float[B, 8, H, W] x) => (float[B, 8, H, W] y) {
-    a = GroupNormalization <num_groups = 8> (x, gamma, beta)
+    b = Conv (x, filters)
+    a = GroupNormalization <num_groups = 8> (b, gamma, beta)
     r = Relu (a)
-    y = GroupNormalization <num_groups = 8> (r, gamma, beta) }"""
-"""One channel a group, for which ONNX Runtime's GroupNorm has no kernel."""
+    c = Conv (r, filters)
+    d = GroupNormalization <num_groups = 8> (c, gamma, beta)
+    y = Conv (d, filters) }"""
+"""One channel a group, for which ONNX Runtime's GroupNorm has no kernel, in a channels-last region."""
 MASKED = """g (float[B, 2, S, 4] q, float[B, 2, L, 4] k, float[B, 2, L, 4] v, float[B, 1, S, L] m)
     => (float[B, 2, S, 4] y) <float c = {0.5}> {
     kt = Transpose <perm = [0, 1, 3, 2]> (k)
