@@ -131,9 +131,10 @@ def check(m: Match) -> Refusal | None:
     heads = m.attrs["heads"]
     if not isinstance(heads, int) or heads < 1:
         return refuse("the number of heads is not positive", heads)
-    if "weight" in m.tensors and m.dims["P"] != PARTS["q" in m.tensors] * heads * (m.known("D") or 0):
-        return refuse("its packed weights have another width than its heads", (m.dims["P"], heads, m.dims["D"]))
-    if "N" in m.dims and m.dims["N"] != heads:
+    if "D" in m.dims and not m.known("D"):
+        return refuse("the head size is not fixed", m.dims["D"])
+    packed = PARTS["q" in m.tensors] * heads * (m.known("D") or 0) if "weight" in m.tensors else None
+    if m.dims.get("N", heads) != heads or m.dims.get("P", packed) != packed:
         return refuse("its packed inputs have another number of heads", (m.dims["N"], heads))
     if "projection" in m.tensors and None in (m.known("C"), m.known("W"), m.known("V")):
         return refuse("the widths of its bias are not known", (m.dims["C"], m.dims["W"], m.dims["V"]))

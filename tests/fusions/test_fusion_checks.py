@@ -127,6 +127,46 @@ REFUSED: list[tuple[str, int, Change, str]] = [
     ("group_normalization_to_standard", 0, shape("x", None), "the image's rank is not known"),
     ("restore_fused_mat_mul", 0, shape("a", None), "the number of axes is not known, or one"),
     ("restore_fused_mat_mul", 0, shape("b", [5]), "the number of axes is not known, or one"),
+    *(
+        ("restore_multi_head_attention", index, change, reason)
+        for index, change, reason in (
+            (9, attribute("num_heads", 0), "the number of heads is not positive"),
+            (4, open_axis("qkv", 4), "the head size is not fixed"),
+            (4, attribute("num_heads", 6), "its packed inputs have another number of heads"),
+            (10, open_axis("q", 2), "the widths of its bias are not known"),
+            (16, shape("projection", [35]), "its bias is not as wide as query, key and value"),
+            (
+                9,
+                shape("q", [2, 3, 12]),
+                "kernels differ in what is causal where rows are not as many as keys",
+            ),
+            (
+                10,
+                both(shape("v", [2, 5, 6]), constant("projection", [0] * 30)),
+                "the projections are of several widths",
+            ),
+        )
+    ),
+    *(
+        ("restore_attention", index, change, reason)
+        for index, change, reason in (
+            (4, attribute("num_heads", 0), "the number of heads is not positive"),
+            (3, both(open_axis("weight", 1), open_axis("shift", 0)), "the width of its projections is not fixed"),
+            (4, attribute("qkv_hidden_sizes", [12, 12, 11]), "qkv_hidden_sizes are not the widths of its weights"),
+            (4, attribute("num_heads", 5), "the widths are no multiples of the heads"),
+            (4, attribute("qkv_hidden_sizes", [9, 9, 18]), "the projections are of several widths"),
+        )
+    ),
+    ("restore_fused_conv", 8, attribute("activation_params", [0.25]), "its HardSigmoid needs 2 activation_params"),
+    (
+        "restore_skip_group_norm",
+        0,
+        attribute("channels_last", 0),
+        "it is not channels-last, of which ONNX Runtime has no definition",
+    ),
+    ("restore_skip_group_norm", 2, shape("skip", [2, 1, 5, 8]), "its skip is neither an image nor one pixel"),
+    ("restore_group_norm", 0, attribute("groups", 3), "the channels are no multiple of the groups"),
+    ("restore_skip_layer_normalization", 0, shape("skip", [4, 3, 8]), "its skip is larger than what it is added to"),
     ("group_norm_to_standard", 0, attribute("groups", 3), "the channels are no multiple of the groups"),
     ("group_norm_to_standard", 0, attribute("groups", 0), "the channels are no multiple of the groups"),
     ("group_norm_to_standard", 0, attribute("groups", -2), "the channels are no multiple of the groups"),
