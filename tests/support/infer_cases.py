@@ -312,6 +312,12 @@ z = com.microsoft.SkipLayerNormalization (x, x, g)
 == NhwcConv
 (float[B, H, W, 4] x, float[6, 3, 1, 4] k)
 y = com.microsoft.NhwcConv <pads = [1, 0, 1, 2], strides = [2, 1]> (x, k)
+== FusedConv
+(float[B, 4, H, W] x, float[8, 4, 3, 3] w, float[8] b)
+p = com.microsoft.FusedConv <activation = "Relu", pads = [1, 1, 1, 1]> (x, w, b)
+== NhwcFusedConv
+(float[B, H, W, 4] x, float[8, 3, 3, 4] w)
+y = com.microsoft.NhwcFusedConv <activation = "Relu", strides = [2, 2]> (x, w)
 == FusedMatMul
 (float[B, S, 8] a, float[B, 7, 8] b, float[8, 5] w)
 p = com.microsoft.FusedMatMul <transB = 1> (a, b)
