@@ -14,7 +14,9 @@ from typing import Any
 
 from sdort.console import detail, progress
 from sdort.errors import OutputError, SdortError, UsageError
+from sdort.machine.disk import existing
 from sdort.machine.input_file import read_input
+from sdort.machine.ownership import why_foreign
 from sdort.machine.subprocesses import run_child
 from sdort.ops.library import (
     LIBRARY_FILE,
@@ -77,7 +79,7 @@ def build(options: BuildOptions, *, force: bool = False) -> tuple[Build, bool]:
         The build, and whether it was made now.
 
     Raises:
-        UsageError: CMake is missing, or an architecture is not one.
+        UsageError: CMake is missing, an architecture is not one, or others could change what is compiled.
         SdortError: the compiler failed; its last lines.
     """
     _check(options)
@@ -85,6 +87,12 @@ def build(options: BuildOptions, *, force: bool = False) -> tuple[Build, bool]:
     previous = None if force else last_build()
     if previous and previous.options == options:
         return previous, False
+    place = existing(target)
+    if foreign := why_foreign(place):
+        raise UsageError(
+            f"the library is not built in {place}, as {foreign}: its code would run as you",
+            hint="Set XDG_CACHE_HOME to a folder that, with those above it, is yours alone.",
+        )
     return _build_into(options, target), True
 
 

@@ -1,7 +1,8 @@
 """Paths and contents of the custom operator library.
 
-It is code that runs in this process: before it is loaded, :func:`check_library` sees that no other account could have
-written it, and that it is what was built.
+It is code that runs in this process: before it is loaded, :func:`checked_library` sees that no other account could
+have written it, and that it is what was built. What was checked is what is loaded: the file is opened once, hashed and
+loaded through its descriptor, whatever is given its name meanwhile.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import os
 import shlex
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from sdort.errors.plain_text import library_reason
 from sdort.machine.cache_folder import cache_folder
 from sdort.machine.checkout import import_part
 from sdort.machine.input_file import open_input, read_input
-from sdort.machine.ownership import why_foreign
+from sdort.machine.ownership import can_others_write, why_foreign
 
 LIBRARY_FILE, RECORD = "libsdort_ops.so", "build.json"
 MAX_TABLE = 64 << 20
@@ -148,6 +149,7 @@ def resolve(setting: str) -> Path | None:
     path = Path(os.path.realpath(setting))
     if not path.is_file():
         raise UsageError(f"--custom-ops {setting}: there is no such file", hint="Give auto, on, off or a library.")
+    check_library(Path(setting))  # with the links on its way
     describe_library(path)
     return path
 
@@ -168,8 +170,37 @@ def why_no_kernels(provider: str) -> str | None:
     return None if VENDORS[provider] in vendors else f"the library here has no kernels for {VENDORS[provider]} GPUs"
 
 
+@dataclass(frozen=True)
+class CheckedLibrary:
+    """A library's file that is open as long as the process lives: the linker knows it by the descriptor's name."""
+
+    path: Path
+    descriptor: int
+    digest: str
+    """SHA-256 in hexadecimal."""
+
+    @property
+    def place(self) -> str:
+        """The name under which it is loaded."""
+        place = f"/proc/self/fd/{self.descriptor}"
+        return place if os.path.exists(place) else str(self.path)
+
+    def reason(self, error: BaseException) -> str:
+        """Why it cannot be loaded, in the linker's words."""
+        return library_reason(Exception(str(error).replace(self.place, str(self.path))))
+
+
 def check_library(path: Path) -> str:
     """The SHA-256 of a library that may be loaded.
+
+    Raises:
+        UsageError, ProviderError: as :func:`checked_library`.
+    """
+    return checked_library(path).digest
+
+
+def checked_library(path: Path) -> CheckedLibrary:
+    """A library that may be loaded, by its :attr:`CheckedLibrary.place`.
 
     Raises:
         UsageError: it cannot be read, or another account could have written it.
@@ -177,7 +208,10 @@ def check_library(path: Path) -> str:
     """
     try:
         foreign = why_foreign(path)
-        digest = _sha256(path, _identity(path))
+        library = _opened(path)
+        status = os.fstat(library.descriptor)
+        if not foreign and (status.st_uid not in (0, os.geteuid()) or can_others_write(status)):
+            foreign = "it was exchanged for a file that other accounts can write"
     except (OSError, BadModelError) as error:
         raise UsageError(f"{path} is not loaded: {error}", hint=f"Build one: {_BUILD}") from error
     if foreign:
@@ -187,10 +221,10 @@ def check_library(path: Path) -> str:
             f"    install -m 755 {shlex.quote(str(path))} FOLDER\nwhere FOLDER and those above it are yours alone.",
         )
     built = _built_hashes(path.with_name(RECORD))
-    if digest not in built and (built or path == built_library()):
+    if library.digest not in built and (built or path == built_library()):
         what = "changed or damaged since it was built" if built else "put there without a record of its build"
         raise ProviderError(f"{path} is not loaded: it was {what}", hint=f"Build it again: {_BUILD} --force")
-    return digest
+    return library
 
 
 def _built_hashes(record: Path) -> set[str]:
@@ -203,18 +237,28 @@ def _built_hashes(record: Path) -> set[str]:
     return {text for text in hashes if isinstance(text, str) and text}
 
 
-def _identity(path: Path) -> tuple[int, ...]:
-    status = path.stat()
+_Identity = tuple[int, ...]
+_OPEN: dict[_Identity, CheckedLibrary] = {}
+"""Libraries that were opened. Their descriptors stay: another file of the same number would have the same name."""
+
+
+def _identity(descriptor: int) -> _Identity:
+    status = os.fstat(descriptor)
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
-@cache
-def _sha256(path: Path, identity: tuple[int, ...]) -> str:
-    digest = hashlib.sha256()
+def _opened(path: Path) -> CheckedLibrary:
+    """The library that a path leads to now, hashed once while it stays as it is."""
     with open_input(path, limit=MAX_LIBRARY) as file:
+        identity = _identity(file.fileno())
+        if identity in _OPEN:
+            return replace(_OPEN[identity], path=path)
+        digest = hashlib.sha256()
         while part := file.read(1 << 20):
             digest.update(part)
-    return digest.hexdigest()
+        if _identity(file.fileno()) != identity:
+            raise BadModelError("it changes while it is read")
+        return _OPEN.setdefault(identity, CheckedLibrary(path, os.dup(file.fileno()), digest.hexdigest()))
 
 
 def describe_library(path: Path) -> Description:
@@ -224,20 +268,20 @@ def describe_library(path: Path) -> Description:
         UsageError: it cannot be loaded, is something else, or another account could have written it.
         ProviderError: it is not what was built.
     """
-    return _describe(path, check_library(path))
+    return _describe(checked_library(path))
 
 
 @cache
-def _describe(path: Path, digest: str) -> Description:
+def _describe(library: CheckedLibrary) -> Description:
     try:
-        with open_input(path) as file:
-            if file.read(4) != b"\x7fELF":  # the dynamic linker waits for what a file of the kernel's has to say
-                raise OSError("it does not begin as shared libraries do")
-        library = ctypes.CDLL(str(path))
-        function = library.sdort_ops_describe
+        # The dynamic linker waits for what a file of the kernel's has to say.
+        if os.pread(library.descriptor, 4, 0) != b"\x7fELF":
+            raise OSError("it does not begin as shared libraries do")
+        function = ctypes.CDLL(library.place).sdort_ops_describe
     except (OSError, AttributeError) as error:
         raise UsageError(
-            f"{path} is not a library of sdort's operators: {library_reason(error)}", hint=f"Build one: {_BUILD}"
+            f"{library.path} is not a library of sdort's operators: {library.reason(error)}",
+            hint=f"Build one: {_BUILD}",
         ) from error
     function.restype = ctypes.c_char_p
     contents: dict[str, list[dict[str, Any]]] = json.loads(function())
@@ -249,7 +293,7 @@ def _describe(path: Path, digest: str) -> Description:
 
 def library_hash(path: Path) -> str:
     """The first 16 digits of the file's SHA-256."""
-    return _sha256(path, _identity(path))[:16]
+    return _opened(path).digest[:16]
 
 
 def register(session_options: Any, path: Path, provider: str, left_out: Collection[str] = ()) -> None:
@@ -263,7 +307,7 @@ def register(session_options: Any, path: Path, provider: str, left_out: Collecti
         ProviderError: ONNX Runtime cannot load the library, or it is not what was built.
         UsageError: another account could have written it.
     """
-    check_library(path)
+    library = checked_library(path)
     os.environ["SDORT_OPS_PROVIDER"] = provider if provider in ("rocm", "cuda") else "cpu"
     use_tuning_table()
     if provider not in ("rocm", "cuda"):
@@ -271,10 +315,10 @@ def register(session_options: Any, path: Path, provider: str, left_out: Collecti
         session_options.add_session_config_entry("optimization.disable_specified_optimizers", "ConvActivationFusion")
     with _narrowed(path, provider, left_out):
         try:
-            session_options.register_custom_ops_library(str(path))
+            session_options.register_custom_ops_library(library.place)
         except Exception as error:  # ONNX Runtime's classes share no base but Exception
             raise ProviderError(
-                f"ONNX Runtime cannot load {path}: {library_reason(error)}", hint=f"Build it again: {_BUILD} --force"
+                f"ONNX Runtime cannot load {path}: {library.reason(error)}", hint=f"Build it again: {_BUILD} --force"
             ) from error
 
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from sdort.errors import ProviderError, UsageError
-from sdort.errors.plain_text import library_reason
-from sdort.ops.library import AUTO, check_library, resolve, use_tuning_table
+from sdort.ops.library import AUTO, checked_library, resolve, use_tuning_table
 
 _POINTER, _INTEGER, _FLOAT, _FLAG = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float, ctypes.c_int32
 
@@ -116,16 +115,16 @@ class Kernels:
     """
 
     def __init__(self, path: Path) -> None:
-        check_library(path)
+        checked = checked_library(path)
         use_tuning_table()
         try:
-            library = ctypes.CDLL(str(path))  # which lets go of the interpreter while a function runs
+            library = ctypes.CDLL(checked.place)  # which lets go of the interpreter while a function runs
             self._run, self._device, self._variants, self._error = (
                 getattr(library, f"sdort_kernel_{name}") for name in ("run", "device", "variants", "error")
             )
             self._register = library.sdort_torch_register
         except (OSError, AttributeError) as error:
-            raise UsageError(f"{path} has no kernels for pointers: {library_reason(error)}") from error
+            raise UsageError(f"{path} has no kernels for pointers: {checked.reason(error)}") from error
         size, number = ctypes.c_size_t, ctypes.c_int
         self._error.restype = self._variants.restype = ctypes.c_char_p
         self._run.restype = self._device.restype = self._register.restype = ctypes.c_int64

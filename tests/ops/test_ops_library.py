@@ -20,7 +20,7 @@ from support import native
 from sdort.cli import cli
 from sdort.errors import ProviderError, UsageError
 from sdort.ops import library
-from sdort.ops.build import Build, BuildOptions, _install, last_build
+from sdort.ops.build import Build, BuildOptions, _install, build, last_build
 from sdort.ops.table import Entry, read_table
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions, session_options
@@ -310,3 +310,55 @@ def test_tuning_needs_a_gpu(built: Path, tmp_path: Path) -> None:
     assert "no GPU to tune for" in output
     code, output = invoke("ops", "tune")
     assert code == 2
+
+
+@pytest.mark.parametrize("way", ["describe", "register"])
+def test_what_was_checked_is_what_is_loaded(way: str, built: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between hash and dlopen another file takes the library's name: the linker still gets the one that was hashed."""
+    loaded: list[bytes] = []
+    hashed = built.read_bytes()
+    check = library.checked_library
+
+    def exchange_behind(path: Path) -> library.CheckedLibrary:
+        checked = check(path)
+        other = built.with_name("other.so")
+        other.write_bytes(b"\x7fELF of a stranger")
+        os.replace(other, built)
+        return checked
+
+    def load(*arguments: Any, **_: Any) -> Any:
+        loaded.append(Path(str(arguments[-1])).read_bytes())
+        raise OSError("seen")
+
+    monkeypatch.setattr(library, "checked_library", exchange_behind)
+    monkeypatch.setattr(ctypes, "CDLL", load)
+    monkeypatch.setattr(onnxruntime.SessionOptions, "register_custom_ops_library", load)
+    library._describe.cache_clear()
+    ways: dict[str, Callable[[], object]] = {
+        "describe": lambda: library.describe_library(built),
+        "register": lambda: library.register(onnxruntime.SessionOptions(), built, "cpu"),
+    }
+    with pytest.raises((ProviderError, UsageError), match="seen"):
+        ways[way]()
+    assert loaded == [hashed]
+    assert built.read_bytes() != hashed
+
+
+def test_a_library_that_is_exchanged_is_hashed_anew(built: Path) -> None:
+    before = library.library_hash(built)
+    other = built.with_name("other.so")
+    other.write_bytes(built.read_bytes() + b"\0")
+    os.replace(other, built)
+    assert library.library_hash(built) != before
+    with pytest.raises(ProviderError, match="changed or damaged since it was built"):
+        library.check_library(built)
+
+
+def test_nothing_is_compiled_where_others_could_change_it(empty_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The compiler's working folder lies there: who can write it chooses the code, and the commands that build it."""
+    monkeypatch.setattr("sdort.ops.build._compile", lambda *_: pytest.fail("compiled"))
+    monkeypatch.setattr("sdort.ops.build._check", lambda _: None)
+    empty_cache.mkdir(parents=True)
+    empty_cache.chmod(0o777)
+    with pytest.raises(UsageError, match=r"is not built in .*, as other accounts can write"):
+        build(BuildOptions())
