@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from support.fuzzing import folder_readers as folders
 from support.fuzzing.documents import mutate_json, mutate_tar
 from support.fuzzing.messages import Mutate, mutate_model
 from support.fuzzing.small_inputs import EXTERNAL, EXTERNAL_BYTES, external, small_models
+from support.fuzzing.tiny_files import tiny_file
 
 from sdort.benchmark.regression import (
     as_saved,
@@ -36,6 +38,8 @@ from sdort.benchmark.regression import (
 from sdort.benchmark.rows import Row
 from sdort.errors import MOST_CHARACTERS, SdortError
 from sdort.exporter.checkpoint import read_checkpoint
+from sdort.exporter.component_configs import class_defaults
+from sdort.exporter.signatures import LIBRARIES
 from sdort.exporter.source import component_config, read_source, select_components
 from sdort.exporter.template import Trace, fill, make_template, pack, unpack
 from sdort.exporter.trace_cache import TraceCache
@@ -395,6 +399,27 @@ def _adapter_seeds() -> list[bytes]:
     ]  # fmt: skip
 
 
+@cache
+def _class_defaults(class_name: str) -> dict[str, Any]:
+    return class_defaults(class_name)
+
+
+class _TrueDefaults(TraceCache):
+    def defaults(self, class_name: str, compute: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
+        return dict(_class_defaults(class_name))
+
+
+def _tiny_file(folder: Path, data: bytes) -> None:
+    """The input is the seed of a file that is nearly right."""
+    tiny_file(folder, data, _TrueDefaults(folder / "cache"))
+
+
+def _tiny_file_seeds() -> list[bytes]:
+    for class_name in LIBRARIES:
+        _class_defaults(class_name)  # libraries are imported before the readers are watched
+    return [b"", *(bytes([number]) for number in range(20))]
+
+
 # ------------------------------------------------------------------------------------- plans, bundles, caches, records
 
 
@@ -587,6 +612,7 @@ TARGETS = {
     "optimizer": Target(_optimizer, _optimizer_seeds, _mutate_after_choice, 100, 1808),
     "configs": Target(_configs, _config_seeds, mutate_json, 600, 362),
     "safetensors": Target(_safetensors, _safetensors_seeds, _mutate_safetensors, 2000, 106),
+    "tiny_file": Target(_tiny_file, _tiny_file_seeds, None, 30, 700),
     "adapter": Target(_adapter, _adapter_seeds, _mutate_safetensors, 300, 320),
     "plan": Target(_plan, _plan_seeds, mutate_json, 1500, 110),
     "bundle": Target(_bundle, _bundle_seeds, mutate_json, 1500, 119),
