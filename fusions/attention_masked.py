@@ -15,7 +15,7 @@ from sdort.rewrite.match import Match, Refusal, decline, refuse
 
 STAGE = "raise"
 ANCHOR = "Softmax"
-RUN_AFTER = ("transpose_last_two", "safe_softmax")
+RUN_AFTER = ("transpose_last_two", "safe_softmax", "attention_mask_sum")
 _STRAIGHT = ("float[B, N, L, D] k", "[0, 1, 3, 2]", "", "k")
 _TURNED = ("float[B, L, N, D] k", "[0, 2, 3, 1]", "heads = Transpose <perm = [0, 2, 1, 3]> (k)", "heads")
 _BEFORE = """

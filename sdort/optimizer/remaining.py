@@ -16,18 +16,20 @@ from sdort.model.domains import MICROSOFT
 from sdort.model.operator import Category
 from sdort.operators import of_category
 from sdort.providers.target import Target
-from sdort.rewrite.apply import DISABLED, Outcome
-from sdort.rewrite.decomposed import ATTENTION, GELU, GROUP_NORM, LAYER_NORM, RMS_NORM, find_decomposed
+from sdort.rewrite.apply import DISABLED, Outcome, explain_place
+from sdort.rewrite.decomposed import ATTENTION, GELU, GROUP_NORM, LAYER_NORM, OTHER_NORM, RMS_NORM, find_decomposed
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.fusion import load_fusions
 
 TRANSPOSE = "transpose"
 NO_RULE = "no rule takes this form"
+NO_IMAGE = "GroupNorm takes images of four axes, channels last"
 _FUSED = {
     ATTENTION: of_category(Category.ATTENTION),
     GROUP_NORM: frozenset({"GroupNorm", "SkipGroupNorm", "BiasGroupNorm", "GroupNormalization"}),
     LAYER_NORM: frozenset({"LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization"}),
     RMS_NORM: frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization"}),
+    OTHER_NORM: frozenset(),
     GELU: frozenset(name for name in of_category(Category.ACTIVATION) if name.endswith("Gelu")) | {"Gelu"},
 }
 """Operators that stand for each kind."""
@@ -36,6 +38,7 @@ _ANCHORS = {
     GROUP_NORM: ("GroupNormalization", f"{MICROSOFT}.GroupNorm", "InstanceNormalization"),
     LAYER_NORM: ("LayerNormalization", "ReduceMean"),
     RMS_NORM: ("RMSNormalization",),
+    OTHER_NORM: (),
     GELU: ("Gelu", "Erf", "Tanh"),
 }
 """Operators that the rules for each kind begin with: they say why one was declined."""
@@ -46,6 +49,8 @@ _NEEDED = {
     ATTENTION: "MultiHeadAttention",
 }
 """The provider's operator without which none of a kind is fused."""
+_OTHERWISE = {GROUP_NORM: NO_IMAGE}
+"""Why a kind stays where no rule says more."""
 _ELEMENTWISE = frozenset(
     {"Add", "Sub", "Mul", "Div", "Relu", "Sigmoid", "Tanh", "Cast", "Clip", "LeakyRelu", "Neg", "Exp", "Sqrt", "Erf",
      "Gelu", "HardSigmoid", "Identity"}
@@ -94,7 +99,7 @@ def remaining(editor: Editor, target: Target, outcomes: Mapping[str, Outcome]) -
     rows = []
     for kind, nodes in found.items():
         whole = sum(operators[name] for name in _FUSED[kind])
-        reason = _reason(kind, target, outcomes)
+        reason = _reason(kind, target, outcomes) or _refusal(editor, nodes[0]) or _OTHERWISE.get(kind, NO_RULE)
         rows.append(Remaining(kind, len(nodes), whole + len(nodes), reason, nodes[0].name))
     needless = needless_transposes(editor, target)
     if needless:
@@ -103,7 +108,7 @@ def remaining(editor: Editor, target: Target, outcomes: Mapping[str, Outcome]) -
 
 
 def _reason(kind: str, target: Target, outcomes: Mapping[str, Outcome]) -> str:
-    """What the rules for a kind stopped at, most frequent first; else that none of them takes the form."""
+    """What the rules for a kind stopped at, most frequent first; empty if they say nothing."""
     needed = _NEEDED.get(kind)
     if needed and f"{MICROSOFT}.{needed}" not in target.conditions:
         return f"{target.name} has no kernel for {needed}"
@@ -117,7 +122,14 @@ def _reason(kind: str, target: Target, outcomes: Mapping[str, Outcome]) -> str:
         for place in outcome.left:
             reasons[f"--disable {name}" if place.kind == DISABLED else place.reason] += place.miss
             reasons[f"--disable {name}"] += place.kind == DISABLED
-    return "; ".join(reason for reason, number in reasons.most_common(2) if number) or NO_RULE
+    return "; ".join(reason for reason, number in reasons.most_common(2) if number)
+
+
+def _refusal(editor: Editor, node: gs.Node) -> str:
+    """What the check of a rule says of a place that it matches; empty if none does."""
+    rules = [rule for rule in load_fusions().values() if rule.stage == "raise" and rule.is_anchor(node)]
+    places = [place for rule in rules if (place := explain_place(rule, editor, node)) is not None]
+    return next((place.kind for place in places if place.of == 1), "")
 
 
 def needless_transposes(editor: Editor, target: Target) -> list[gs.Node]:
@@ -143,8 +155,9 @@ def _meets_inverse(node: gs.Node) -> bool:
 
 
 def _is_inner(editor: Editor, node: gs.Node) -> bool:
-    """Whether an image changes its layout between two computed tensors."""
-    if list(node.attrs.get("perm") or ()) not in ([0, 2, 3, 1], [0, 3, 1, 2]):
+    """Whether an image changes its layout between two computed tensors; keys do for their product with queries."""
+    keys = all(reader.op == "MatMul" for tensor in node.outputs for reader in tensor.outputs)
+    if list(node.attrs.get("perm") or ()) not in ([0, 2, 3, 1], [0, 3, 1, 2]) or keys:
         return False
     source, (result,) = producer(node.inputs[0]), node.outputs
     while source is not None and source.op in _PLAIN:

@@ -13,7 +13,8 @@ import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor, producer, scalar
 
-ATTENTION, LAYER_NORM, GROUP_NORM, RMS_NORM, GELU = "attention", "layer norm", "group norm", "RMS norm", "Gelu"
+ATTENTION, GELU = "attention", "Gelu"
+LAYER_NORM, GROUP_NORM, RMS_NORM, OTHER_NORM = "layer norm", "group norm", "RMS norm", "norm over inner axes"
 
 _STEPS = 16
 """Nodes between a softmax and the products around it, at most."""
@@ -89,7 +90,10 @@ def _norm(editor: Editor, root: gs.Node) -> str | None:
     shape = editor.shape(mean.inputs[0])
     axes = editor.dims(mean.inputs[1]) if len(mean.inputs) > 1 else None
     last = shape is not None and axes is not None and tuple(axes) in ((-1,), (len(shape) - 1,))
-    return LAYER_NORM if last else GROUP_NORM
+    if last:
+        return LAYER_NORM
+    viewed = any(producer(_uncast(tensor), "Reshape") is not None for tensor in centered.inputs)
+    return GROUP_NORM if viewed else OTHER_NORM
 
 
 def is_of_norm(editor: Editor, mean: gs.Node) -> bool:

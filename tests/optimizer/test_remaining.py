@@ -23,6 +23,7 @@ VALUES = {
     "one": np.array(1.0, np.float32), "half": np.array(0.5, np.float32), "epsilon": np.array(1e-5, np.float32),
     "sqrt_two": np.array(2**0.5, np.float32),
     "two": np.array(2.0, np.float32), "group": np.array([0, 4, -1]), "sizes": np.array([2, 8, 3, 5]),
+    "volume": np.array([2, 8, 3, 5, 2]),
     "ones": np.ones(4, np.float32), "zeros": np.zeros(4, np.float32), "w": np.ones((8, 1), np.float32),
     "gamma": np.ones((8, 1, 1), np.float32), "beta": np.zeros((8, 1, 1), np.float32), "axis": np.array([1]),
     "eight": np.ones(8, np.float32), "last": np.array([-1]),
@@ -51,7 +52,19 @@ STAY = {
         """graph (float[2, 8, 3] x) => (float[2, 8, 3] y) {
             m = ReduceMean <keepdims = 1> (x, axis)  c = Sub (x, m)  s = Mul (c, c)
             v = ReduceMean <keepdims = 1> (s, axis)  e = Add (v, epsilon)  r = Sqrt (e)  y = Div (c, r)
-        }""", "cpu", "1 of 1 group norm (cpu has no kernel for GroupNorm)",
+        }""", "cpu", "1 of 1 norm over inner axes (no rule takes this form)",
+    ),
+    "a group norm of a volume": (
+        GROUPED.replace("3, 5]", "3, 5, 2]").replace("sizes", "volume"),
+        "cuda",
+        "1 of 1 group norm (GroupNorm takes images of four axes, channels last)",
+    ),
+    "scores that are replaced by a low number": (
+        QKV.replace("float[2, 4, 7, 8] v", "float[2, 4, 7, 8] v, bool[2, 1, 1, 7] o").format(
+            ATTENTION.format("m = Where (o, c, low)", "m")
+        ),
+        "cpu",
+        "1 of 1 attention (a row of such scores alone would not be a row of equal ones)",
     ),
     "a root mean square norm that is clamped": (
         """graph (float[2, 3, 8] x) => (float[2, 3, 8] y) {
@@ -123,3 +136,11 @@ def test_nothing_is_missed_where_nothing_is_to_fuse(case: tuple[str, str]) -> No
     report = optimized(text, target)
     assert (report.misses, report.remaining) == ([], [])
     assert verdict(report, target) == "Everything that should fuse did."
+
+
+def test_the_keys_of_an_attention_are_no_image() -> None:
+    text, _, _ = STAY["an attention of clipped scores"]
+    by_row = text.replace("float[2, 4, 7, 8] k", "float[2, 7, 4, 8] k")
+    keys = "r = Relu (k)  t = Transpose <perm = [0, 2, 3, 1]> (r)"
+    report = optimized(by_row.replace("t = Transpose <perm = [0, 1, 3, 2]> (k)", keys), "cuda")
+    assert [row.kind for row in report.remaining] == ["attention"]
