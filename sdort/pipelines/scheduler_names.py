@@ -177,7 +177,7 @@ def check_noise_process(config: Mapping[str, Any], place: object, asked: str | N
     raise BadModelError(
         f"the scheduler of {place}, {config.get('_class_name')}, is for a model of {process}, with which sdort does "
         f"not draw{instead}",
-        hint="No --scheduler of sdort's can stand in for it. Its components can be exported, optimized and verified.",
+        hint="No --scheduler of sdort's can stand in for it. Its components can be exported and optimized.",
     )
 
 
