@@ -101,6 +101,32 @@ def _fused(report: ComponentReport) -> dict[str, int]:
     return {name: count for name, count in counts(report).items() if name.startswith(kinds)}
 
 
+@pytest.mark.parametrize(
+    ("first", "second"), [("rocm", "cpu"), ("cuda", "migraphx"), ("rocm", "cuda"), ("cuda", "rocm")]
+)
+@pytest.mark.parametrize("family", COMPONENTS)
+def test_a_result_for_one_provider_is_taken_to_another(
+    exported: Exported, tmp_path: Path, family: str, first: str, second: str
+) -> None:
+    source, component = exported(Case(family, "ts17")), COMPONENTS[family]
+    save_model(optimized(source, component, first)[0], tmp_path / "first.onnx")
+    model, report = optimized(tmp_path / "first.onnx", component, second)
+    assert report.misses == []
+    wanted = optimized(source, component, second)[1]
+    assert _fused(report) == _fused(wanted)
+    assert report.operators.get("Transpose", 0) <= wanted.operators.get("Transpose", 0)
+    check_parity(source, second, model, tmp_path)
+
+
+def test_a_form_that_cannot_be_restored_is_refused_with_advice() -> None:
+    """One without a bias, as ONNX Runtime's schema allows and no fusion of it writes."""
+    text = "g (float[2, 4, 12] x) => (float[a, b, c] y) { y = com.microsoft.Attention <num_heads = 3> (x, w) }"
+    model = load(text, {"w": np.ones((12, 36), np.float32)}, 18)
+    with pytest.raises(MissedFusionError, match="migraphx has no kernel for Attention") as caught:
+        optimize_model(model, OptimizeOptions(load_target("migraphx")))
+    assert "as it was before ONNX Runtime's optimizer fused it" in (caught.value.hint or "")
+
+
 RESTORED = {
     "SiLU": ("y = com.microsoft.QuickGelu <alpha = 1.0> (x)", {"Mul": 1, "Sigmoid": 1}),
     "QuickGelu by default": ("y = com.microsoft.QuickGelu (x)", {"com.microsoft.QuickGelu": 1}),
