@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from support.small_graphs import load
+from support.small_graphs import edit, load
 
+from sdort.optimizer.remaining import needless_transposes
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import conclusion
@@ -83,12 +84,6 @@ STAY = {
             d = Div (x, sqrt_two)  e = Erf (d)  a = Add (e, one)  m = Mul (x, a)  y = Mul (m, half)
         }""", "migraphx", "1 of 1 Gelu (migraphx has no kernel",
     ),
-    "transposes that cancel around a sum": (
-        """graph (float[2, 3, 4, 5] x, float[2, 4, 5, 3] u) => (float[2, 3, 4, 5] y) {
-            t = Transpose <perm = [0, 2, 3, 1]> (x)  s = Add (t, u)  r = Relu (s)
-            y = Transpose <perm = [0, 3, 1, 2]> (r)
-        }""", "cpu", "1 transpose (between layouts of images)",
-    ),
 }  # fmt: skip
 
 
@@ -144,3 +139,19 @@ def test_the_keys_of_an_attention_are_no_image() -> None:
     keys = "r = Relu (k)  t = Transpose <perm = [0, 2, 3, 1]> (r)"
     report = optimized(by_row.replace("t = Transpose <perm = [0, 1, 3, 2]> (k)", keys), "cuda")
     assert [row.kind for row in report.remaining] == ["attention"]
+
+
+@pytest.mark.parametrize(
+    ("body", "target", "count"),
+    [
+        ("t = Transpose <perm = [0, 2, 3, 1]> (x)  s = Add (t, t)  y = Transpose <perm = [0, 3, 1, 2]> (s)", "cpu", 1),
+        ("t = Transpose <perm = [0, 2, 3, 1]> (x)  s = Softmax (t)  y = Transpose <perm = [0, 3, 1, 2]> (s)", "cpu", 0),
+        ("r = Relu (x)  t = Transpose <perm = [0, 2, 3, 1]> (r)  y = Softmax (t)", "cuda", 1),
+        ("r = Relu (x)  t = Transpose <perm = [0, 2, 3, 1]> (r)  y = Softmax (t)", "cpu", 0),
+        ("t = Transpose <perm = [0, 2, 3, 1]> (x)  y = Softmax (t)", "cuda", 0),
+        ("r = Relu (x)  t = Transpose <perm = [0, 2, 3, 1]> (r)  y = Cast <to = 1> (t)", "cuda", 0),
+    ],
+)
+def test_needless_transposes(body: str, target: str, count: int) -> None:
+    editor = edit(f"graph (float[2, 3, 4, 5] x) => (float[a, b, c, d] y) {{ {body} }}")
+    assert len(needless_transposes(editor, load_target(target))) == count
