@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -20,8 +21,10 @@ from support.fuzzing.documents import mutate_json
 from support.fuzzing.messages import Mutate
 from support.infotext import read_infotext, record
 
-from sdort.errors import MOST_CHARACTERS, SdortError
+from sdort.errors import MOST_CHARACTERS, BadModelError, SdortError
 from sdort.errors.plain_text import encodable
+from sdort.generation import input_image
+from sdort.generation.image_texts import MAX_TEXTS, read_texts
 from sdort.generation.images import save_png
 from sdort.generation.job import plan_jobs
 from sdort.generation.prompt_schedule import Clock, read_parts, read_schedule
@@ -118,6 +121,42 @@ def drawn_image(folder: Path, data: bytes) -> None:
         texts.add_text(keyword, data.decode("utf-8", "replace"))
         Image.new("RGB", (1, 1)).save(path, pnginfo=texts)
     plan_jobs((), {"from_image": path})
+
+
+def picture_seeds() -> list[bytes]:
+    """A small image in each format, with Exif, several pictures and a profile where it has these."""
+    first, *more = (Image.new("RGB", (9, 7), colour) for colour in ("red", "blue", "white"))
+    exif = Image.Exif()
+    exif[ExifTags.Base.Orientation], exif[ExifTags.Base.Make] = 6, "maker"
+    texts = PngInfo()
+    texts.add_text("parameters", "a\nSteps: 2, Sampler: Euler, Seed: 5", zip=True)
+    several: dict[str, Any] = {"save_all": True, "append_images": more}
+    seeds = []
+    for form, settings in (
+        ("PNG", {"pnginfo": texts, "exif": exif, "icc_profile": b"profile"}), ("PNG", several), ("GIF", several),
+        ("JPEG", {"exif": exif, "progressive": True, "icc_profile": b"profile"}), ("WEBP", {**several, "exif": exif}),
+        ("TIFF", {**several, "exif": exif}), ("TIFF", {"big_tiff": True, "compression": "tiff_lzw"}), ("BMP", {}),
+        ("PPM", {}),
+    ):  # fmt: skip
+        first.save(file := io.BytesIO(), form, **settings)
+        seeds.append(file.getvalue())
+    return seeds
+
+
+def picture(folder: Path, data: bytes) -> None:
+    """An image of a stranger is decoded in bounded time and memory, or refused; so are its texts."""
+    path = folder / "a"
+    path.write_bytes(data)
+    most, input_image.MAX_PIXELS = input_image.MAX_PIXELS, 1 << 18
+    try:
+        read = input_image.read_image(path, "--init-image")
+    finally:
+        input_image.MAX_PIXELS = most
+        with suppress(BadModelError):
+            texts = read_texts(path)
+            assert sum(map(len, texts.values())) <= MAX_TEXTS
+    assert read.picture.mode == "RGB"
+    assert read.size[0] * read.size[1] <= 1 << 18
 
 
 # -------------------------------------------------------------------------------------------------- sdort.json, places

@@ -25,6 +25,7 @@ from onnx import parser
 from support.fuzzing import folder_readers as folders
 from support.fuzzing.documents import mutate_json, mutate_tar
 from support.fuzzing.messages import Mutate, mutate_model
+from support.fuzzing.pieces import mutate_drawn, mutate_picture, mutate_prompt
 from support.fuzzing.small_inputs import EXTERNAL, EXTERNAL_BYTES, external, small_models
 from support.fuzzing.tiny_files import tiny_file
 
@@ -621,8 +622,9 @@ TARGETS = {
     "cache": Target(_cache, _cache_seeds, None, 1500, 22),
     "benchmark": Target(_benchmark, _benchmark_seeds, mutate_json, 1000, 167),
     "parameters": Target(folders.parameters, lambda: folders.PARAMETERS, None, 800, 45),
-    "prompt": Target(folders.prompt, lambda: folders.PROMPTS, None, 1500, 168),
-    "drawn_image": Target(folders.drawn_image, lambda: folders.DRAWN, None, 600, 412),
+    "prompt": Target(folders.prompt, lambda: folders.PROMPTS, mutate_prompt, 500, 168),
+    "drawn_image": Target(folders.drawn_image, lambda: folders.DRAWN, mutate_drawn, 400, 500),
+    "picture": Target(folders.picture, folders.picture_seeds, mutate_picture, 300, 180),
     "own_files": Target(folders.own_files, folders.own_files_seeds, mutate_json, 400, 210),
     "tokenizer": Target(folders.tokenizer, folders.tokenizer_seeds, mutate_json, 800, 129),
     "miopen": Target(folders.miopen, folders.miopen_seeds, None, 400, 37),
