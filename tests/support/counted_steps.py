@@ -23,8 +23,8 @@ import pytest
 import sdort
 
 if sys.version_info >= (3, 11):
-    from re import _constants as constants
-    from re import _parser as parser
+    from re import _constants as constants  # type: ignore[attr-defined]
+    from re import _parser as parser  # type: ignore[attr-defined]
 else:
     import sre_constants as constants
     import sre_parse as parser
@@ -50,13 +50,13 @@ class CountedText(str):
     """A text whose methods count the characters that they pass."""
 
     def __getitem__(self, key: Any) -> CountedText:
-        return _counted(super().__getitem__(key))
+        return CountedText(_counted(super().__getitem__(key)))
 
     def __add__(self, other: str) -> CountedText:
-        return _counted(super().__add__(other))
+        return CountedText(_counted(super().__add__(other)))
 
     def __radd__(self, other: str) -> CountedText:
-        return _counted(str.__add__(other, self))
+        return CountedText(_counted(str.__add__(other, self)))
 
     def find(self, part: str, start: int = 0, *end: int) -> int:  # type: ignore[override]
         place = super().find(part, start, *end)
@@ -248,7 +248,7 @@ def _repeat(value: Any, flags: int, *, is_lazy: bool) -> Matcher:
     most = sys.maxsize if most is constants.MAXREPEAT else most
     items = list(inside)
     if len(items) == 1 and str(items[0][0]) in ("LITERAL", "NOT_LITERAL", "ANY", "IN") and not is_lazy:
-        return _run_of_letters(_letter(*items[0], flags), least, most)
+        return _run_of_letters(_letter(items[0][0], items[0][1], flags), least, most)
     one = _sequence(items, flags)
 
     def match(text: str, place: int, then: Then, done: int = 0) -> int:
@@ -257,7 +257,10 @@ def _repeat(value: Any, flags: int, *, is_lazy: bool) -> Matcher:
         def more(end: int) -> int:
             return -1 if end == place and done >= least else match(text, end, then, done + 1)
 
-        tries = [lambda: one(text, place, more) if done < most else -1, lambda: then(place) if done >= least else -1]
+        tries: list[Callable[[], int]] = [
+            lambda: one(text, place, more) if done < most else -1,
+            lambda: then(place) if done >= least else -1,
+        ]
         return next((end for each in (reversed(tries) if is_lazy else tries) if (end := each()) >= 0), -1)
 
     return match
@@ -318,10 +321,14 @@ def _letter(op: Any, value: Any, flags: int) -> Callable[[str], bool]:
             is_not = str(op) == "NOT_LITERAL"
             return lambda letter: ((letter.lower() if ignore else letter) == wanted) != is_not
         case "IN":
-            parts = [_part(*each, flags) for each in value if str(each[0]) != "NEGATE"]
+            parts = [_part(kind, each, flags) for kind, each in value if str(kind) != "NEGATE"]
             negates = str(value[0][0]) == "NEGATE"
-            cases = (lambda letter: {letter, letter.lower(), letter.upper()}) if ignore else (lambda letter: {letter})
-            return lambda letter: any(part(each) for each in cases(letter) for part in parts) != negates
+
+            def is_in(letter: str) -> bool:
+                cases = {letter, letter.lower(), letter.upper()} if ignore else {letter}
+                return any(part(each) for each in cases for part in parts) != negates
+
+            return is_in
     raise NotImplementedError(f"regular expressions with {op} are not counted")
 
 
