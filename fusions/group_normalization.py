@@ -74,11 +74,12 @@ def _is_by_channel(shape: Any, rank: int, channels: int) -> bool:
 
 
 def derive(m: Match) -> dict[str, Any]:
-    shape = m.editor.shape(m["y"]) or ()
+    channels, dtype = (m.editor.shape(m["y"]) or ())[1], np.dtype(m.precision() or np.float32)
+    assert isinstance(channels, int)  # check has seen it
     made: dict[str, Any] = {}
     for key, name, default in (("scale", "gamma", np.ones), ("shift", "beta", np.zeros)):
-        flat = default(shape[1], m.precision() or np.float32)
-        values = Reshaped(as_weight(m[name]._values), [shape[1]]) if name in m.tensors else flat
+        flat = default(channels, dtype)
+        values = Reshaped(as_weight(m[name]._values), [channels]) if name in m.tensors else flat
         made[key] = m.editor.constant(values, key)
     return {**made, "groups": m.dims["G"]}
 

@@ -48,7 +48,7 @@ def check(m: Match) -> Refusal | None:
 
 
 def derive(m: Match) -> dict[str, Any]:
-    groups = (m.editor.shape(m["grouped"]) or ())[1]
-    dtype = m.precision() or np.float32
+    groups, dtype = (m.editor.shape(m["grouped"]) or ())[1], np.dtype(m.precision() or np.float32)
+    assert isinstance(groups, int)  # check has seen it
     made = {"ones": np.ones(groups, dtype), "zeros": np.zeros(groups, dtype)}
     return {"eps": m.scalar("epsilon")} | {name: m.editor.constant(values, name) for name, values in made.items()}

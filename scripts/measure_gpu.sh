@@ -122,7 +122,13 @@ drawing() {
     "$python" scripts/diffusers_benchmark.py --work "$work" --provider "$provider" --family "$family" --size "$size" \
         --steps "$steps" --json "$out/diffusers.json"
 }
-export -f gpu_only benchmark optimized library attention torch_overhead torch_operators cold kernels drawing
+
+layouts() {
+    local small_nets=()
+    [ "$provider" = cpu ] && small_nets=(--size 32 --scale 16)
+    "$python" scripts/layout_benchmark.py --work "$work" --provider "$provider" "${small_nets[@]}" --json "$out/layouts.json"
+}
+export -f gpu_only benchmark optimized library attention torch_overhead torch_operators cold kernels drawing layouts
 export provider family operators backend size steps python out work fast
 
 call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which a limit can end
@@ -145,6 +151,7 @@ steps() {
     call ablation-unet benchmark ablation-unet sd15 --components unet --batch 2 --size "$small" --engines sdort --ablation
     call ablation-vae benchmark ablation-vae sd15 --components vae_decoder --batch 1 --size "$small" --engines sdort --ablation
     call kernels kernels
+    call layouts layouts
     local each sizes=512x512,768x768,1024x1024
     [ "$provider" = cpu ] && sizes=64x64,128x128
     for each in sd15 sd21 sdxl; do

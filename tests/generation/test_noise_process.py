@@ -70,7 +70,8 @@ def levels() -> np.ndarray[Any, np.dtype[np.float64]]:
     roots = np.sqrt(np.cumprod(1 - betas))
     first, last = roots[0], roots[-1]
     shares: np.ndarray[Any, np.dtype[np.float64]] = ((roots - last) * first / (first - last)) ** 2
-    return np.maximum(shares, 2.0**-24)
+    held: np.ndarray[Any, np.dtype[np.float64]] = np.maximum(shares, 2.0**-24)
+    return held
 
 
 def velocity(noised: torch.Tensor, time: float) -> torch.Tensor:
