@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
-from onnx import helper
+from onnx import TensorProto, helper
 
 from sdort.errors import BadModelError
 from sdort.model.symbolic import Dim, Shape
@@ -275,12 +275,17 @@ class _Rewrite:
         return editor.op("Where", [seen, self._number(0.0) if explicit is None else explicit, self._number(-np.inf)])
 
     def _open_rows(self, explicit: gs.Tensor, mask: gs.Tensor) -> gs.Tensor | None:
-        """Which rows have an open key, [batch, rows, heads, 1]; None where all have. A causal mask closes no row."""
-        if not extremes(self.editor, explicit).infinite:
+        """Which rows have an open key, [batch, rows, heads, 1]; None where all have. A causal mask closes no row.
+
+        Counted in integers: CUDA's ReduceMax of nothing but minus infinities is the lowest finite number.
+        """
+        editor = self.editor
+        if not extremes(editor, explicit).infinite:
             return None
-        best = self.editor.op("ReduceMax", [mask, self.editor.ints([-1])], {"keepdims": 1})
-        rows = self.editor.op("Transpose", [best], {"perm": [0, 2, 1, 3]})
-        return self.editor.op("Greater", [rows, self._number(-np.inf)])
+        keys = editor.op("Cast", [editor.op("Greater", [mask, self._number(-np.inf)])], {"to": TensorProto.INT32})
+        some = editor.op("ReduceMax", [keys, editor.ints([-1])], {"keepdims": 1})
+        rows = editor.op("Transpose", [some], {"perm": [0, 2, 1, 3]})
+        return editor.op("Cast", [rows], {"to": TensorProto.BOOL})
 
     # --- the second result ---
 

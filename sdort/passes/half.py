@@ -100,7 +100,7 @@ def _wide_masks(editor: Editor) -> set[str]:
     """Names of the nodes between a mask's constants that fp16 cannot hold and what they close."""
     kept: list[gs.Node] = []
     for node in editor.graph.nodes:
-        if node.domain or node.op not in ("Softmax", "ReduceMax") or editor.dtype(node.outputs[0]) != np.float32:
+        if node.domain or node.op not in ("Softmax", "Greater") or editor.dtype(node.inputs[0]) != np.float32:
             continue
         masked = producer(node.inputs[0])
         if node.op == "Softmax" and masked is not None and masked.op in ("Add", "Sub", "Where"):
@@ -108,18 +108,9 @@ def _wide_masks(editor: Editor) -> set[str]:
             kept += [node, masked] if wide else []
         else:
             wide = [node.inputs[0]] if extremes(editor, node.inputs[0]).beyond_half else []
-            kept += _until_compared(node) if wide else []
+            kept += [node] if wide else []  # whether a key is open
         kept += [inner for tensor in wide for inner in cone(editor, tensor)]
     return {node.name for node in kept}
-
-
-def _until_compared(node: gs.Node) -> list[gs.Node]:
-    """A mask's largest elements on their way to the question whether there is an open one."""
-    readers = [reader for tensor in node.outputs for reader in tensor.outputs]
-    further = [
-        behind for reader in readers if reader.op in ("Transpose", "Greater") for behind in _until_compared(reader)
-    ]
-    return [node, *further] if node.op != "Greater" else [node]
 
 
 def _undefined(editor: Editor, opset: int) -> set[str]:

@@ -302,7 +302,15 @@ def test_rows_without_an_open_key(lines: str, low: float, guarded: bool, target:
     text = f"""g (float[2, 5, 12] q, float[2, 7, 12] k, float[2, 7, 12] v, int64[1, 1, 5, 7] m) => (float[2, 5, 12] y)
     <float open = {{0.0}}> {{ {lines}  y = Attention <q_num_heads = 4, kv_num_heads = 4> (q, k, v, mask) }}"""
     proto, _ = optimized(text, target, fp16, {"closed": np.array(low, np.float32)})
-    assert sum(node.op_type == "ReduceMax" for node in proto.graph.node) == guarded
+    counted = [node.input[0] for node in proto.graph.node if node.op_type == "ReduceMax"]
+    assert len(counted) == guarded
+    # CUDA's ReduceMax has no minus infinity to begin with: its result of such a row is a finite number.
+    integers = {
+        node.output[0]
+        for node in proto.graph.node
+        if node.op_type == "Cast" and node.attribute[0].i == onnx.TensorProto.INT32
+    }
+    assert {*counted} <= integers
     rng = np.random.default_rng(5)
     feeds: dict[str, Any] = {
         n: rng.standard_normal((2, r, 12)).astype(np.float32) for n, r in (("q", 5), ("k", 7), ("v", 7))
@@ -330,10 +338,9 @@ def test_a_row_of_low_numbers_and_infinities_has_an_open_key_in_fp16_too(target:
     weights = {"much": np.array(-3.4e38, np.float32), "infinite": np.array(-np.inf, np.float32)}
     proto, _ = optimized(text, target, True, weights)
     made = {name: node for node in proto.graph.node for name in node.output}
-    (largest,) = (node for node in proto.graph.node if node.op_type == "ReduceMax")
+    (asked,) = (node for node in proto.graph.node if node.op_type == "Greater")
     # ONNX Runtime's CPU provider would leave out a cast there and back.
-    assert made[largest.input[0]].op_type == "Where"
-    assert "Cast" not in {node.op_type for node in proto.graph.node if largest.output[0] in node.input}
+    assert made[asked.input[0]].op_type == "Where"
     rng = np.random.default_rng(5)
     feeds: dict[str, Any] = {
         n: rng.standard_normal((2, r, 12)).astype(np.float32) for n, r in (("q", 5), ("k", 7), ("v", 7))
