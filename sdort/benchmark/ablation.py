@@ -180,11 +180,12 @@ def _original(path: Path) -> Iterator[Path]:
     if path.is_dir() and "optimized" not in open_folder(path, ()).manifest:
         yield path
         return
-    with original_of(path) as original:
+    hint = "Give that pipeline itself: sdort bench EXPORTED --ablation."
+    with original_of(path, hint) as original:
         if original is None or not holds_onnx(original):
             raise UsageError(
                 f"the exported pipeline that {path} was optimized from is not known or not here",
-                hint="Give that pipeline itself: sdort bench EXPORTED --ablation.",
+                hint=hint,
             )
         yield original
 

@@ -188,7 +188,7 @@ def _reference_path(path: Path, options: BenchOptions) -> Iterator[Path | None]:
     elif options.baseline:
         yield None
     elif holds_onnx(path):
-        with original_of(path) as original:
+        with original_of(path, "Name it: --reference ORIGINAL.") as original:
             yield original
     else:
         yield path

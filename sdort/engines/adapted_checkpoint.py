@@ -21,7 +21,7 @@ from sdort.model.weights import Cast, Weight
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.embedding_file import EmbeddingChoice
 from sdort.pipelines.adapters.module_index import ADAPTED
-from sdort.pipelines.configs import write_json
+from sdort.pipelines.configs import MANIFEST, write_json
 from sdort.pipelines.safetensors import write_tensors
 from sdort.staging import temporary_folder
 
@@ -59,8 +59,15 @@ def _find(entry: Mapping[str, Any], places: Iterable[Path]) -> Path:
     path = Path(entry.get("path") or f"{name}.safetensors")
     for candidate in (path, *(place / path.name for place in places)):
         with suppress(SdortError, OSError):
-            if file_digest(candidate) == entry.get("sha256"):
+            # A manifest that a stranger wrote opens no file of the user's: its writer does not know their sizes.
+            if candidate.stat().st_size == entry.get("bytes") and file_digest(candidate) == entry.get("sha256"):
                 return candidate
+    if entry.get("bytes") is None:
+        raise UsageError(
+            f"{name!r} is in the weights, and {MANIFEST} does not say how many bytes its file {path} has, so that it "
+            "is not opened",
+            hint="An older sdort wrote it: export the checkpoint again.",
+        )
     raise UsageError(
         f"{name!r} is in the weights, and its file {path} is not there, or is another one by now",
         hint=f"Put {path.name} beside the pipeline or the checkpoint.",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.engines.adapted_checkpoint import adapted_checkpoint
@@ -12,7 +13,8 @@ from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.torch import TorchEngine, check_checkpoint
 from sdort.errors import UsageError
-from sdort.pipelines.configs import INDEX, read_manifest
+from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
+from sdort.pipelines.origin import ORIGIN, has_mark
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -25,15 +27,19 @@ def holds_onnx(path: Path) -> bool:
 
 
 @contextmanager
-def original_of(path: Path) -> Iterator[Path | None]:
+def original_of(path: Path, hint: str) -> Iterator[Path | None]:
     """The pipeline that the one in ``path`` was made from, by its manifest; None when that is not on this machine.
 
     An optimized pipeline names the folder that it was made from. An export names its source as the user called it, so
     that is looked for from the current folder and beside the pipeline; ``demo`` is made again. Where adapters or words
-    are in its weights, a copy of the checkpoint with them is made, see :func:`as_exported`.
+    in its weights, a copy of the checkpoint with them is made, see :func:`as_exported`. What lies there is not read
+    unless it has the mark that the manifest records (:mod:`sdort.pipelines.origin`).
+
+    Args:
+        hint: how to name the original, for errors.
 
     Raises:
-        UsageError: the file of one of them is not here.
+        UsageError: another model lies there, the manifest has no mark, or the file of an adapter is not here.
     """
     manifest = read_manifest(path) if path.is_dir() else {}
     optimized = manifest.get("optimized")
@@ -46,16 +52,32 @@ def original_of(path: Path) -> Iterator[Path | None]:
             with as_exported(path, demo) as adapted:
                 yield adapted
         return
-    candidates = [Path(source), path.resolve().parent / source] if source else []
-    original = next(
-        (candidate for candidate in candidates if _is_pipeline(candidate) and candidate.resolve() != path.resolve()),
-        None,
-    )
+    original = _recorded(path, source, (optimized or manifest).get(ORIGIN), hint) if source else None
     if original is None:
         yield None
         return
     with as_exported(path, original) as adapted:
         yield adapted
+
+
+def _recorded(path: Path, source: str, mark: Mapping[str, Any] | None, hint: str) -> Path | None:
+    """The model that a manifest records, at its path or beside ``path``; None where nothing lies there."""
+    places = [Path(source), path.resolve().parent / source]
+    there = [place for place in places if _is_pipeline(place) and place.resolve() != path.resolve()]
+    if not there:
+        return None
+    if mark is None:
+        raise UsageError(
+            f"{path / MANIFEST} names {there[0]} and no mark by which to know it, so that it is not read: an older "
+            "sdort wrote this file, or not sdort",
+            hint=hint,
+        )
+    original = next((place for place in there if has_mark(place, mark)), None)
+    if original is None:
+        raise UsageError(
+            f"{there[0]} is another model than the one that {path} was made from, or has changed since", hint=hint
+        )
+    return original
 
 
 @contextmanager
@@ -100,10 +122,11 @@ def checkpoint_of(path: Path, chain: int = _LONGEST_CHAIN) -> Iterator[Path]:
     if not holds_onnx(path):
         yield path
         return
-    with original_of(path) as source:
+    hint = "Name it: --checkpoint DIR."
+    with original_of(path, hint) as source:
         if source is None or chain == 0:
             unknown = f"the diffusers checkpoint that {path} was made from is not known"
-            raise unknown_original(path, unknown, "Name it: --checkpoint DIR.", "--checkpoint")
+            raise unknown_original(path, unknown, hint, "--checkpoint")
         with checkpoint_of(source, chain - 1) as checkpoint:
             yield checkpoint
 

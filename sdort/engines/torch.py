@@ -12,14 +12,17 @@ from sdort.engines.engine import Runner, case_request
 from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.exporter.component_configs import DOWNLOAD_AGAIN
+from sdort.exporter.source import PROCESSORS
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
 from sdort.model.vae_levels import vae_factor
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, component_schema
-from sdort.pipelines.configs import INDEX, read_config
+from sdort.pipelines.configs import INDEX, check_processor, read_config
 from sdort.pipelines.folder import pixels_of
+from sdort.pipelines.tokenizer_files import TABLES
 from sdort.pipelines.wrong_input import no_diffusers_pipeline, not_there
 from sdort.providers.provider import Provider
 from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
@@ -40,7 +43,7 @@ def check_checkpoint(path: Path) -> None:
 
     Raises:
         UsageError: there is nothing.
-        BadModelError: it is something else, or holds more than a model's own files.
+        BadModelError: it is something else, holds more than a model's own files, or names others.
     """
     if not path.exists():
         raise not_there(str(path))
@@ -49,6 +52,8 @@ def check_checkpoint(path: Path) -> None:
     check_model_folder(path)
     if not (path / INDEX).is_file():
         raise no_diffusers_pipeline(path)
+    for name in filter(lambda name: (path / name).is_dir(), PROCESSORS):
+        check_processor(path / name, DOWNLOAD_AGAIN, besides=TABLES)
 
 
 class TorchEngine:

@@ -169,7 +169,7 @@ def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, sign
         copy_processors(source, stage)
         words.write(stage)
         write_index(stage, source, components)
-        write_manifest(stage, report)
+        write_manifest(stage, report, source.folder)
         if signer:
             signer.sign(stage, real(out).name)
     report.seconds = time.perf_counter() - start

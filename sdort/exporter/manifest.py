@@ -17,6 +17,7 @@ from sdort.exporter.source import PROCESSORS, AppliedIpAdapter, Source
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.pipelines.configs import INDEX, write_json
+from sdort.pipelines.origin import ORIGIN, origin_mark
 from sdort.pipelines.own_files import write_own_files
 from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE
 
@@ -76,8 +77,11 @@ class ExportReport:
     """Seconds of the whole export."""
 
 
-def write_manifest(folder: Path, report: ExportReport) -> None:
+def write_manifest(folder: Path, report: ExportReport, source: Path) -> None:
     """Write ``sdort.json``, the last file: versions, shapes, and the list of the others.
+
+    Args:
+        source: the folder of the checkpoint, or its one file.
 
     Raises:
         OutputError: it cannot be written.
@@ -91,14 +95,16 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
         "versions": {"sdort": __version__}
         | {package: version(package) for package in ("torch", "diffusers", "transformers", "onnx")},
         "source": report.source,
+        ORIGIN: origin_mark(source) if source.is_dir() else None,
         "pipeline": report.pipeline,
         "opset": report.opset,
         "static": report.static,
         "components": components,
         "adapters": [
-            {key: value for key, value in asdict(adapter).items() if key != "unmatched"} for adapter in report.adapters
+            {key: value for key, value in _with_size(adapter).items() if key != "unmatched"}
+            for adapter in report.adapters
         ],
-        "words": [asdict(word) for word in report.words],
+        "words": [_with_size(word) for word in report.words],
         "ip_adapters": [asdict(adapter) for adapter in report.ip_adapters],
     }
     hashes = {
@@ -107,6 +113,11 @@ def write_manifest(folder: Path, report: ExportReport) -> None:
         for file, digest in component.xxh128.items()
     }
     write_own_files(folder, manifest, hashes)
+
+
+def _with_size(applied: AppliedAdapter | AddedWord) -> dict[str, Any]:
+    """What the manifest has of an adapter or a word; by its size a file is known before it is opened."""
+    return {**asdict(applied), "bytes": Path(applied.path).stat().st_size}
 
 
 def write_index(folder: Path, source: Source, exported: list[ComponentSpec]) -> None:

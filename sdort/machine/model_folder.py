@@ -42,6 +42,17 @@ def check_model_folder(folder: Path) -> None:
                 _check_entry(Path(place) / name, root)
 
 
+def check_own_file(path: Path, folder: Path) -> None:
+    """Refuse a path in a model's folder that a link there leads out of it, before it is opened.
+
+    Raises:
+        BadModelError: it does.
+    """
+    real = Path(os.path.realpath(path))
+    if not belongs(real, Path(os.path.realpath(folder))):
+        raise _leads_out(path, real)
+
+
 def belongs(real: Path, root: Path) -> bool:
     """Whether a path is one of a model's own files.
 

@@ -12,6 +12,7 @@ from sdort.onnx_io.components import walk
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
 from sdort.pipelines.configs import read_manifest
+from sdort.pipelines.origin import ORIGIN, origin_mark
 from sdort.pipelines.own_files import FILES, write_own_files
 from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TOKENIZERS, check_tokenizer, is_clip_tokenizer
 
@@ -76,6 +77,7 @@ def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Pat
     optimized = {
         "sdort": __version__,
         "from": str(request.source.resolve()),
+        ORIGIN: origin_mark(request.source) if request.source.is_dir() else None,
         "provider": request.provider,
         "fp16": request.fp16,
         "precision": request.precision,

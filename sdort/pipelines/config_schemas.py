@@ -329,8 +329,12 @@ _CONTENT = any_text(1024)
 _TOKEN_RECORD = record({"content": _CONTENT}, ("content",))
 _SPECIAL = NULL | _CONTENT | _TOKEN_RECORD
 
+# transformers hands these keys to the constructor of a tokenizer, which reads the file that a text names, anywhere.
+_TABLE = Kind("a table; text would name a file to read", lambda value: not isinstance(value, str))
+
 TOKENIZER = record(
     {
+        **dict.fromkeys(("vocab", "merges", "gguf_file"), _TABLE),
         "model_max_length": whole(1, 10**31),  # transformers writes int(1e30) where a tokenizer has no longest text
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), _SPECIAL),
         **dict.fromkeys(("do_lower_case", "add_prefix_space", "clean_up_tokenization_spaces"), _FLAG_OR_NULL),
@@ -350,12 +354,15 @@ PROCESSOR_FILES = {
 }
 """The JSON files of schedulers and tokenizers; others, such as ``tokenizer.json``, have to be objects."""
 
-_BAKED = {"path": NULL | text(4096), "sha256": _NAME_OR_NULL}
+_BAKED = {"path": NULL | text(4096), "sha256": _NAME_OR_NULL, "bytes": NULL | whole(0, 1 << 50)}
 """The file of an adapter or an embedding in the weights."""
+
+_ORIGIN = NULL | record({"description": _NAME, "weights": _NAME_OR_NULL}, ("description", "weights"))
 
 MANIFEST_SCHEMA = record(
     {
         "source": NULL | text(4096),
+        "origin": _ORIGIN,
         "pipeline": _NAME_OR_NULL,
         "opset": NULL | whole(1, 1000),
         "static": _NAME_OR_NULL,
@@ -367,7 +374,15 @@ MANIFEST_SCHEMA = record(
         "ip_adapters": NULL | list_of(record({**_BAKED, "name": text(4096)}, ("name",)), 0, 1000),
         "optimized": NULL
         | record(
-            {"sdort": _NAME, "from": text(4096), "provider": _NAME, "precision": _NAME, "fp16": ANYTHING}, ("from",)
+            {
+                "sdort": _NAME,
+                "from": text(4096),
+                "origin": _ORIGIN,
+                "provider": _NAME,
+                "precision": _NAME,
+                "fp16": ANYTHING,
+            },
+            ("from",),
         ),
     }
 )

@@ -12,11 +12,13 @@ from sdort.errors import BadModelError, OutputError
 from sdort.errors.plain_text import encodable
 from sdort.machine.input_file import read_input
 from sdort.machine.json_text import parse_json
+from sdort.machine.model_folder import check_own_file
 from sdort.pipelines.config_schemas import MANIFEST_SCHEMA, PROCESSOR_FILES, component_schema
 from sdort.pipelines.lfs import MAGIC, pull_advice
 from sdort.pipelines.schema import Kind
 
 __all__ = [
+    "CONFIG_BYTES",
     "INDEX",
     "MANIFEST",
     "TABLE_BYTES",
@@ -99,10 +101,13 @@ def read_manifest(folder: Path) -> dict[str, Any]:
     """A pipeline's ``sdort.json``, empty where there is none: it comes from elsewhere.
 
     Raises:
-        BadModelError: as :func:`read_config`.
+        BadModelError: as :func:`read_config`; or it is a link out of the folder.
     """
     path = folder / MANIFEST
-    return read_config(path, schema=MANIFEST_SCHEMA, limit=TABLE_BYTES) if os.path.lexists(path) else {}
+    if not os.path.lexists(path):
+        return {}
+    check_own_file(path, folder)
+    return read_config(path, schema=MANIFEST_SCHEMA, limit=TABLE_BYTES)
 
 
 def check_processor(folder: Path, hint: str = _EXPORT_AGAIN, besides: Collection[str] = ()) -> None:

@@ -18,6 +18,7 @@ from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, OutputError, UsageError
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.input_file import open_input
+from sdort.machine.model_folder import check_own_file
 from sdort.model.component_names import COMPONENTS
 from sdort.onnx_io.component_file import file_identity
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
@@ -105,6 +106,7 @@ class ContentCheck:
             say(f"{self._root / MANIFEST} lists {', '.join(sorted(gone))}, of which nothing is there")
         present = [place for place in self._listed if place.split("/")[0] not in gone]
         for place in present:
+            check_own_file(self._scope / place, self._root)
             self._compare_size(place)
         for place in present:
             if self._listed[place].bytes <= SMALL:

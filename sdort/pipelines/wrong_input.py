@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sdort.errors import BadModelError, UsageError, nearest_name
 from sdort.machine.input_file import read_input
+from sdort.machine.model_folder import check_own_file
 from sdort.onnx_io.components import walk
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.file_kind import recognise_file
@@ -89,7 +90,7 @@ def expect_onnx(path: Path, *, nested: bool = False) -> None:
 
     Raises:
         UsageError: there is nothing.
-        BadModelError: it is something else, or a pointer of git-lfs.
+        BadModelError: it is something else, a pointer of git-lfs, or a link out of the folder.
     """
     if not path.exists():
         raise _no_onnx_there(str(path))
@@ -101,8 +102,9 @@ def expect_onnx(path: Path, *, nested: bool = False) -> None:
         return
     graphs = list(_graphs(path))
     for graph in graphs:
-        refuse_pointer(graph)
-        refuse_pointer(graph.with_name(f"{graph.name}.data"))
+        for file in (graph, graph.with_name(f"{graph.name}.data")):
+            check_own_file(file, path)
+            refuse_pointer(file)
     if graphs and (nested or (path / INDEX).is_file() or any(len(g.relative_to(path).parts) < 3 for g in graphs)):
         return
     if (path / INDEX).is_file():

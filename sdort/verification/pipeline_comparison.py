@@ -38,6 +38,7 @@ from sdort.workload.image_inputs import count_images
 
 SKIPPED = (SAFETY_CHECKER,)
 """Components that take no part in the generation."""
+_NAME_IT = "Name it: --against ORIGINAL, an ONNX pipeline or a diffusers folder."
 
 
 @dataclass
@@ -110,9 +111,14 @@ def _find_references(
 ) -> tuple[PipelineFolder | None, Path | None, str | None]:
     """The original's ONNX folder, the diffusers checkpoint, and what is to be said about the latter."""
     named = options.against
-    against = stack.enter_context(as_exported(candidate, named) if named else original_of(candidate))
-    original = _open_checked(against, options, stack)[0] if against and holds_onnx(against) else None
     checkpoint, note = None, None
+    try:
+        against = stack.enter_context(as_exported(candidate, named) if named else original_of(candidate, _NAME_IT))
+    except UsageError as error:
+        if named or not options.checkpoint:
+            raise
+        against, note = None, f"not compared with the ONNX original: {error.message} ({error.hint})"
+    original = _open_checked(against, options, stack)[0] if against and holds_onnx(against) else None
     if options.checkpoint:
         checkpoint = stack.enter_context(as_exported(candidate, options.checkpoint))
     elif options.torch:
@@ -124,8 +130,7 @@ def _find_references(
         check_checkpoint(checkpoint)
     if original is None and checkpoint is None:
         unknown = f"it is not known what {candidate} was made from, or that is not on this machine"
-        hint = "Name it: --against ORIGINAL, an ONNX pipeline or a diffusers folder."
-        raise unknown_original(candidate, unknown, hint, "--against")
+        raise unknown_original(candidate, unknown, _NAME_IT, "--against")
     return original, checkpoint, note
 
 

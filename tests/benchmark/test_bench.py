@@ -37,7 +37,9 @@ from sdort.generation.images import Generated
 from sdort.model.signature import TensorSpec
 from sdort.onnx_io.component_file import read_component
 from sdort.optimizer.command import optimize
+from sdort.pipelines.configs import write_json
 from sdort.pipelines.folder import image_channels
+from sdort.pipelines.origin import origin_mark
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM
@@ -705,8 +707,9 @@ def test_torch_on_a_gpu_that_torch_does_not_have_is_an_error(tiny: Tiny, monkeyp
 
 
 def test_an_optimized_pipeline_is_compared_with_what_its_manifest_names(tiny: Tiny, copy: Path) -> None:
-    (copy / "sdort.json").write_text(json.dumps({"source": "x", "optimized": {"from": str(tiny.onnx)}}))
-    with original_of(copy) as original:
+    optimized = {"from": str(tiny.onnx), "origin": origin_mark(tiny.onnx)}
+    (copy / "sdort.json").write_text(json.dumps({"source": "x", "optimized": optimized}))
+    with original_of(copy, "") as original:
         assert original == tiny.onnx
     rows = measure_pipeline(copy, BenchOptions(**QUICK, components=("unet",))).rows
     assert rows[0].checked_against == "onnx (ONNX)"
@@ -715,16 +718,17 @@ def test_an_optimized_pipeline_is_compared_with_what_its_manifest_names(tiny: Ti
 
 def test_the_checkpoint_is_at_the_end_of_the_chain(tiny: Tiny, copy: Path, tmp_path: Path) -> None:
     optimized = Path(shutil.copytree(tiny.onnx, tmp_path / "optimized"))
-    (optimized / "sdort.json").write_text(json.dumps({"source": "gone", "optimized": {"from": str(copy)}}))
-    (copy / "sdort.json").write_text(json.dumps({"source": "diffusers"}))
-    shutil.copytree(tiny.diffusers, tmp_path / "diffusers")
+    checkpoint = Path(shutil.copytree(tiny.diffusers, tmp_path / "diffusers"))
+    write_json(copy / "sdort.json", {"source": "diffusers", "origin": origin_mark(checkpoint)})
+    made = {"from": str(copy), "origin": origin_mark(copy)}
+    write_json(optimized / "sdort.json", {"source": "gone", "optimized": made})
     with checkpoint_of(optimized) as checkpoint:
         assert checkpoint == tmp_path / "diffusers"
 
 
 def test_the_demo_is_made_again(copy: Path) -> None:
     (copy / "sdort.json").write_text('{"source": "demo"}')
-    with original_of(copy) as original:
+    with original_of(copy, "") as original:
         assert original is not None
         assert (original / "unet" / "config.json").is_file()
     assert not original.exists()
@@ -732,7 +736,7 @@ def test_the_demo_is_made_again(copy: Path) -> None:
 
 def test_a_manifest_that_names_its_own_folder_is_no_original(copy: Path) -> None:
     (copy / "sdort.json").write_text(json.dumps({"optimized": {"from": str(copy)}}))
-    with original_of(copy) as original:
+    with original_of(copy, "") as original:
         assert original is None
 
 
@@ -752,7 +756,7 @@ def test_an_inpainting_pipeline_has_components_and_draws_nothing(tiny: Tiny, cop
 def test_an_original_that_is_not_here_is_not_guessed(manifest: str | None, copy: Path) -> None:
     if manifest:
         (copy / "sdort.json").write_text(manifest)
-    with original_of(copy) as original:
+    with original_of(copy, "") as original:
         assert original is None
     with pytest.raises(UsageError, match="--checkpoint DIR"), checkpoint_of(copy):
         pass

@@ -24,6 +24,7 @@ from sdort.ops import library
 from sdort.ops.library import CodeObject, Description
 from sdort.optimizer.command import optimize
 from sdort.optimizer.steps import PIPELINE
+from sdort.pipelines.origin import has_mark
 
 RNG = np.random.default_rng(0)
 WEIGHTS: dict[str, Array] = {
@@ -129,6 +130,7 @@ def test_the_manifest_adds_to_that_of_the_export(call: Callable[..., Result], so
         for name, content in made.items()
         if name != "sdort.json"
     }
+    assert has_mark(source, manifest["optimized"].pop("origin"))
     assert manifest == {
         "model": "demo",
         "components": {"unet": {"nodes": 1}},
