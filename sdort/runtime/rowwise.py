@@ -96,7 +96,7 @@ class Rows:
     def _concat(self, node: onnx.NodeProto, row: Row) -> Row | None:
         rows = [self.rows.get(name) for name in node.input]
         axis = _attribute(node, "axis", 0)
-        axis = axis - 1 if axis > 0 else axis + len(row)
+        axis = axis - 1 if axis >= 0 else axis + len(row)
         if axis < 0 or any(other is None or len(other) != len(row) for other in rows):
             return None
         return (*row[:axis], sum(other[axis] for other in rows if other), *row[axis + 1 :])

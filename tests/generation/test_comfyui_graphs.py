@@ -108,6 +108,19 @@ def test_a_random_plain_graph_is_read_back(seed: int) -> None:
     assert info.left == [f"LoRA {name}:{strength:g}" for name, strength in reversed(written.loras)]
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_the_layer_that_is_set_last_counts(seed: int) -> None:
+    """``CLIPSetLastLayer`` sets the layer of a copy, whatever was set on the way from the checkpoint to it."""
+    written = Writer(seed)
+    graph = written.nodes
+    is_set = written.options["clip_skip"] > 1
+    file = next(name for name, node in graph.items() if node["class_type"] == "CheckpointLoaderSimple")
+    for node in graph.values():
+        node["inputs"] |= {key: ["early", 0] for key, link in node["inputs"].items() if link == [file, 1]}
+    graph["early"] = {"class_type": "CLIPSetLastLayer", "inputs": {"stop_at_clip_layer": -7, "clip": [file, 1]}}
+    assert read(graph).options["clip_skip"] == (written.options["clip_skip"] if is_set else 7)
+
+
 def changed(value: Any) -> Any:
     return value + "x" if isinstance(value, str) else value + 64 if isinstance(value, int) else value + 0.125
 

@@ -100,6 +100,21 @@ def test_parameters_of_other_programs_are_read(name: str) -> None:
     assert info.left == left
 
 
+USUAL = {
+    **dict.fromkeys(("DPM++ 2M", "DPM++ SDE", "DPM++ 2M SDE", "DPM++ 2M SDE Heun", "DPM2", "DPM2 a"), " Karras"),
+    "DPM++ 3M SDE": " Exponential",
+    **dict.fromkeys(("Euler", "Euler a", "LMS", "Heun", "LCM", "DDIM", "PLMS", "UniPC"), ""),
+}
+"""A1111's samplers, and the schedule type that ``Automatic`` is: ``scheduler`` of its sd_samplers_kdiffusion.py."""
+
+
+@pytest.mark.parametrize("sampler", USUAL)
+def test_automatic_is_the_schedule_type_of_its_sampler(sampler: str) -> None:
+    info = read_infotext(f"a\nSteps: 2, Sampler: {sampler}, Schedule type: Automatic, Seed: 5")
+    assert info.options["scheduler"] == sampler + USUAL[sampler]
+    assert info.left == []
+
+
 # JPEG and WebP
 
 PARAMETERS = "a cat, 東京\nSteps: 3, Sampler: Euler, Seed: 5"

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from sdort.model import pieces
 from sdort.model.signature import Array
 from sdort.model.weights import Inline
 from sdort.pipelines.adapters.adapted_weight import adapted
@@ -66,10 +67,10 @@ def difference(random: np.random.Generator, kind: str, shape: tuple[int, ...]) -
 def residual(random: np.random.Generator, shape: tuple[int, ...]) -> tuple[Parts, Array]:
     """Single numbers as LyCORIS's extraction writes them, and the array that they stand for."""
     count = int(np.prod(shape)) // 5
-    places = random.choice(int(np.prod(shape)), count, replace=False)
+    places = random.choice(int(np.prod(shape)), count)  # some twice: they add up, as in a sparse tensor of torch
     values = random.standard_normal(count).astype(np.float16)
     dense = np.zeros(shape)
-    dense.flat[places] = values
+    np.add.at(dense.reshape(-1), places, values)
     indices = np.stack(np.unravel_index(places, shape)).astype(np.int16)
     return {"bias_indices": indices, "bias_values": values, "bias_size": np.array(shape, np.int16)}, dense
 
@@ -132,6 +133,67 @@ def test_options_meet_in_one_module(tmp_path: Path, kind: str, magnitude: str | 
             expected,
             base,
         )
+
+
+Adapters = list[tuple[Array, Array | None, float]]
+"""Of each adapter: its matrix, magnitudes as its file has them, and the scale that it is asked for with."""
+
+
+def summed(weight: Array, adapters: Adapters) -> Array:
+    """Each adapter's change of the weight as it was, times its scale: DoRA's norms are of that one."""
+    base = weight.astype(np.float64)
+    total = base.copy()
+    for delta, magnitude, scale in adapters:
+        changed = base + delta.reshape(weight.shape)
+        if magnitude is not None:
+            axis = max(range(magnitude.ndim), key=lambda axis: magnitude.shape[axis])
+            others = tuple(other for other in range(weight.ndim) if other != axis)
+            changed = changed * magnitude / np.sqrt((changed**2).sum(axis=others, keepdims=True))
+        total += scale * (changed - base)
+    return total
+
+
+@pytest.mark.parametrize("piece", [1, 40, 10_000])
+@pytest.mark.parametrize("shape", [(8, 8), (12, 8), (8, 12), (8, 8, 3, 3), (12, 4, 3, 3)], ids=str)
+@pytest.mark.parametrize("axes", [*itertools.product((None, 0, 1), repeat=2)], ids=str)
+def test_adapters_beside_one_another(
+    tmp_path: Path, axes: tuple[int | None, ...], shape: tuple[int, ...], piece: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """LyCORIS's magnitudes are of outputs or of inputs, also where these are as many; the order is of no effect."""
+    monkeypatch.setattr(pieces, "PIECE", piece)
+    random = np.random.default_rng(piece)
+    name = "conv_in.weight"
+    base = random.standard_normal(shape).astype(np.float32)
+    adapters: Adapters = []
+    given = []
+    for number, (axis, scale) in enumerate(zip(axes, (0.5, 1.25), strict=True)):
+        parts, delta, _ = difference(random, "lora", shape)
+        magnitude = None
+        if axis is not None:
+            size = [shape[axis] if other == axis else 1 for other in range(len(shape))]
+            magnitude = parts["dora_scale"] = random.uniform(0.5, 2, size).astype(np.float32)
+        file = tmp_path / f"{number}.safetensors"
+        save_file({f"lora_unet_conv_in.{part}": value for part, value in parts.items()}, file)
+        adapters.append((delta, magnitude, scale))
+        given.append((read_adapter(file, {"unet": {name: shape}}).deltas["unet"][name], scale))
+    expected = summed(base, adapters)
+    for order in (given, given[::-1]):
+        np.testing.assert_allclose(adapted(Inline(base), order).load(), expected, atol=3e-6, rtol=0)
+
+
+def test_a_bias_of_a_lora_is_scaled_as_its_weight(tmp_path: Path) -> None:
+    """peft's ``lora_bias``: the bias of ``lora_B``, which lies in front of the factor ``alpha / rank``."""
+    random = np.random.default_rng(3)
+    parts, delta, _ = difference(random, "lora", (12, 8))
+    stem = "base_model.model.conv_in."
+    bias = random.standard_normal(12).astype(np.float32)
+    tensors = {"lora_B.weight": parts["lora_up.weight"], "lora_A.weight": parts["lora_down.weight"]}
+    tensors |= {"lora_B.bias": bias, "alpha": np.array(5, np.float32)}
+    save_file({stem + part: value for part, value in tensors.items()}, tmp_path / "a.safetensors")
+    shapes = {"conv_in.weight": (12, 8), "conv_in.bias": (12,)}
+    found = read_adapter(tmp_path / "a.safetensors", {"unet": shapes}).deltas["unet"]
+    np.testing.assert_allclose(found["conv_in.weight"].array(), delta * 5 / RANK, atol=3e-6)
+    np.testing.assert_allclose(found["conv_in.bias"].array(), bias * 5 / RANK, atol=3e-6)
 
 
 @pytest.mark.parametrize(

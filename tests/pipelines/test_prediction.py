@@ -11,7 +11,13 @@ import pytest
 
 from sdort.errors import BadModelError
 from sdort.model.weights import Stored
-from sdort.pipelines.checkpoints.prediction import find_prediction, has_zero_snr, prediction_beside
+from sdort.pipelines.checkpoints.prediction import (
+    _MARKED,
+    PREDICTIONS,
+    find_prediction,
+    has_zero_snr,
+    prediction_beside,
+)
 from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import _edm_scales, _scheduler
 from sdort.pipelines.weight_names import INPAINTING, SD1, SD2, SDXL
@@ -49,6 +55,33 @@ def test_a_mark_counts_in_every_spelling_and_family(
         for spelling in spellings:
             assert kind({key: spelling}, family=family, variant=variant) == expected
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize("chosen", PREDICTIONS)
+def test_the_scheduler_and_the_size_are_the_familys_own_but_for_sd2_of_768_pixels(
+    family: str, variant: str | None, chosen: str
+) -> None:
+    """Stability's SD 2.x of velocity has DDIM and 96 latents of a side; a tuned model of another family has its own."""
+    found = find_prediction(family, variant, {}, (), {}, chosen)
+    config = _scheduler(RELEASES[family], found, {}, {})
+    if (family, chosen) == (SD2, "v_prediction"):
+        assert (config["_class_name"], found.sample_size) == ("DDIMScheduler", 96)
+    else:
+        assert config == {**RELEASES[family].scheduler, "prediction_type": chosen}
+        assert found.sample_size is None
+
+
+@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize("deviation", [0.05, 0.2])
+def test_weights_tell_the_prediction_of_sd2s_text_to_image_alone(
+    family: str, variant: str | None, deviation: float, tmp_path: Path
+) -> None:
+    """Both of Stability's releases for inpainting predict noise."""
+    unet = {_MARKED: stored((-deviation, deviation) * 160, tmp_path / "bias")}
+    found = find_prediction(family, variant, unet, (), {}, None)
+    velocity = family == SD2 and variant is None and deviation > 0.09
+    assert found.kind == ("v_prediction" if velocity else "epsilon")
 
 
 @pytest.mark.parametrize("key", ["ss_v_parameterization", "v_parameterization", "v_pred"])
