@@ -13,9 +13,11 @@ from support import models, tiny_sdxl
 from support.ldm_files import ldm_unet
 
 from sdort.errors import UsageError
+from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.original_state import empty_unet, original_names
 from sdort.integrations.comfyui.residual_order import residual_feeds
 from sdort.integrations.comfyui.size_numbers import split_condition
+from sdort.integrations.comfyui.weight_patches import PatchedWeights
 
 SIZES = [[0.0, 1.0, 768.0, 1023.0, 8192.0, 16384.0], [1000.0, 704.0, 3.0, 16.0, 1024.0, 6.37]]
 
@@ -44,6 +46,34 @@ def test_what_is_no_size_is_refused(element: int) -> None:
 def test_a_condition_of_another_family_is_refused() -> None:
     with pytest.raises(UsageError, match=r"1024 elements, and 6 numbers alone take 1536"):
         split_condition(torch.zeros(1, 1024), 6)
+
+
+class Recorded:
+    """A session that keeps what it is fed."""
+
+    dtype = torch.float32
+
+    def __init__(self) -> None:
+        self.fed: list[dict[str, torch.Tensor]] = []
+
+    def run(self, feeds: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        self.fed.append(feeds)
+        return {"out_sample": feeds["sample"]}
+
+
+def test_every_step_gets_the_sizes_and_the_text_of_its_own_prompt() -> None:
+    """Steps of one prompt have one condition, which may be in the memory of the one before."""
+    session: Any = Recorded()
+    config = {"cross_attention_dim": 32}
+    denoiser = Denoiser(lambda **_: session, config, 6, {}, PatchedWeights({}), None)
+    one, other = ([row] for row in SIZES)
+    reused = torch.zeros(1, 40 + 6 * 256)
+    for sizes in (one, one, other, SIZES, other, one):
+        y = condition(torch.tensor(sizes), torch.float32)
+        for given in (y, reused.copy_(y) if len(y) == 1 else y):
+            denoiser(torch.zeros(len(y), 4, 8, 8), torch.zeros(len(y)), torch.zeros(len(y), 77, 32), given)
+            assert torch.equal(session.fed[-1]["time_ids"], torch.tensor(sizes))
+            assert torch.equal(session.fed[-1]["text_embeds"], y[:, :40])
 
 
 SKIPS = [f"down_block_additional_residuals.{number}" for number in range(6)]

@@ -84,6 +84,9 @@ def test_what_sdort_did_not_write_stays(comfyui: Path, name: str, text: str, alo
     folder = write_comfyui_nodes(comfyui).path
     if alone:
         shutil.rmtree(folder)
+    else:
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "__init__.cpython-312.pyc").touch()
     (folder / name).parent.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
     with pytest.raises(OutputError, match="sdort did not write"):

@@ -26,7 +26,7 @@ def test_ones_own_file_is_trusted(file: Path) -> None:
     assert why_foreign(file) is None
 
 
-@pytest.mark.parametrize("mode", [0o757, 0o666, 0o702])
+@pytest.mark.parametrize("mode", [0o757, 0o666, 0o702, 0o1757, 0o1666])
 def test_a_file_that_all_can_write(file: Path, mode: int) -> None:
     file.chmod(mode)
     assert why_foreign(file) == "other accounts can write it"

@@ -136,6 +136,25 @@ def test_the_order_of_inputs_and_options_does_not_matter(model: Path) -> None:
 
 
 @pytest.mark.usefixtures("machine")
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tuning": True},
+        {"graph": True},
+        {"stream": 4096},
+        {"provider_options": {"tunable_op_max_tuning_duration_ms": "7"}},
+        {"provider_options": {"tunable_op_tuning_enable": "1"}},
+    ],
+    ids=str,
+)
+def test_how_a_run_searches_is_not_in_the_key(change: dict[str, Any], model: Path) -> None:
+    """Else a run would not find what a run that searched has kept."""
+    plain = RuntimeOptions("rocm", custom_ops="off")
+    keys_of = [make_key(model, "unet", ROCM, given, {"x": (2,)}) for given in (plain, replace(plain, **change))]
+    assert keys_of[0] == keys_of[1]
+
+
+@pytest.mark.usefixtures("machine")
 def test_bf16_is_in_the_key(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider's option is not asked for by the user: the model itself says it."""
     monkeypatch.setattr("sdort.providers.bf16.flavour", lambda: Flavour("onnxruntime-migraphx", "1.27.1"))

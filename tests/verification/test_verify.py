@@ -19,6 +19,7 @@ from support.parity import OutputParity, Parity, compare
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.verification.limits import TOLERANCES, Tolerance
+from sdort.verification.recorded_inputs import random_inputs
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 SMALL = (Sample(1, 8, 12, 7),)
@@ -99,6 +100,27 @@ def test_a_fixed_batch_of_one_wins_too() -> None:
     model = all_inputs()
     model.graph.input[0].type.tensor_type.shape.dim[0].dim_value = 1
     assert shapes(model, Sample(2))["encoder_hidden_states"][0] == 1
+
+
+def test_the_scales_of_a_controlnet_fix_no_batch() -> None:
+    """They are one for each output, however many samples there are."""
+    scales: list[Any] = [5]
+    inputs = {"conditioning_scale": (FLOAT, scales), "sample": (FLOAT, ["b", 4, "h", "w"]), "timestep": (FLOAT, ["b"])}
+    found = shapes(model_of([helper.make_node("Identity", ["sample"], ["y"])], inputs), Sample(2, 8, 8), "controlnet")
+    assert found == {"conditioning_scale": (5,), "sample": (2, 4, 8, 8), "timestep": (2,)}
+
+
+@pytest.mark.parametrize(
+    ("component", "scale"), [("unet", 1), ("vae_decoder", 1), ("controlnet", 1), ("vae_encoder", 8), ("t2i_adapter", 8)]
+)
+def test_random_inputs_are_pixels_where_a_component_takes_an_image(component: str, scale: int, tmp_path: Path) -> None:
+    graph = model_of([helper.make_node("Identity", ["x"], ["y"])], {"x": (FLOAT, ["b", 3, "h", "w"])})
+    (tmp_path / component).mkdir()
+    onnx.save(graph, tmp_path / component / "model.onnx")
+    found = random_inputs(tmp_path / component / "model.onnx", component, 8, (64, 96))
+    sides = [(64, 64), (40, 56)]  # of the longest that are tried, and one that is not square
+    expected = [(batch, 3, height * scale, width * scale) for batch, (height, width) in enumerate(sides, 1)]
+    assert [each.feeds["x"].shape for each in found] == expected
 
 
 @pytest.mark.parametrize(("timestep", "batch"), [(["steps"], 2), ([1], 2), ([4], 4)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Iterator
 
@@ -12,10 +13,13 @@ from sdort.generation.images import Generated
 from sdort.model.signature import Array
 from sdort.verification.bisection.tensor_pairs import TensorPair, difference, in_layout_of
 from sdort.verification.checks import Precision, check_outputs, pair_outputs
+from sdort.verification.component_comparison import Comparison
+from sdort.verification.component_summary import summarize_comparisons
 from sdort.verification.image_comparison import (
     ImageComparison,
     compare_images,
     exceeded_limits,
+    failed_images,
     make_requests,
     read_prompts,
     summarize_images,
@@ -231,6 +235,30 @@ def test_a_right_pipeline_fails_less_than_once_in_a_thousand_times(low: float, o
                 ways = math.comb(ENOUGH, lows) * math.comb(lows, others)
                 chance += ways * other**others * (low - other) ** (lows - others) * (1 - low) ** (ENOUGH - lows)
     assert 1e-5 < chance < 1e-3
+
+
+def test_a_summary_has_the_worst_of_each_error() -> None:
+    """Of every order of the cases; the cosine's worst is its smallest."""
+    cases = [np.array([1.0, 2, 3, 9]), np.array([1.0, 2.5, 3, 4]), np.array([-1.0, 2, 3, 4.5])]
+    reference = np.array([1.0, 2, 3, 4])
+    found = [judge_output(case, reference, LIMIT).errors for case in cases]
+    comparisons = [Comparison("unet", "float32", "random", "", "ONNX", "y", LIMIT, each, "wrong") for each in found]
+    for order in itertools.permutations(comparisons):
+        [summary] = summarize_comparisons(order)
+        assert summary.largest is not None
+        for name in ("largest", "mean", "largest_share", "mean_share", "largest_relative"):
+            assert getattr(summary.largest, name) == max(getattr(each, name) for each in found)
+        assert summary.largest.cosine == min(each.cosine for each in found if each)
+        assert (summary.cases, summary.worst) == (3, max(comparisons, key=lambda each: each.share))
+
+
+@pytest.mark.parametrize("done", range(4))
+def test_the_images_that_were_not_made_are_those_after_the_ones_that_were(done: int) -> None:
+    [request] = make_requests(["p"], 4, 5)
+    references = {("p", seed): Generated(seed, picture(16 + seed), None) for seed in range(4)}
+    found = failed_images(request, references, "float16", "no memory", done)
+    assert [(each.seed, each.problem) for each in found] == [(seed, "no memory") for seed in range(done, 4)]
+    assert [each.reference.shape[0] for each in found] == [*range(16 + done, 20)]
 
 
 def test_ssim_finds_what_psnr_does_not() -> None:
