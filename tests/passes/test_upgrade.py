@@ -219,19 +219,9 @@ def test_grid_samples_are_called_as_each_opset_calls_them(opset: int, mode: str)
     np.testing.assert_array_equal(run(model, feeds)[0], wanted)
 
 
-@pytest.mark.parametrize(
-    ("opset", "text"),
-    [
-        (19, '<int64[6] p = {0, 0, 1, 0, 0, 1}> { y = Pad <mode = "wrap"> (x, p) }'),
-        (
-            19,
-            "<float[3] s = {1.0, 1.0, 2.0}> "
-            '{ y = Resize <coordinate_transformation_mode = "half_pixel_symmetric"> (x, , s) }',
-        ),
-    ],
-)
-def test_a_word_that_came_later_is_not_written_into_an_earlier_opset(opset: int, text: str) -> None:
-    model = upgraded(f"g (float[2, 4, 6] x) => (float[a, b, c] y) {text}", opset)
+def test_a_word_that_came_later_is_not_written_into_an_earlier_opset() -> None:
+    text = '<int64[6] p = {0, 0, 1, 0, 0, 1}> { y = Pad <mode = "wrap"> (x, p) }'
+    model = upgraded(f"g (float[2, 4, 6] x) => (float[a, b, c] y) {text}", 19)
     (node,) = model.graph.nodes
     assert upgrade.inexpressible(node, 19) is None
     assert upgrade.inexpressible(node, 18) is not None
