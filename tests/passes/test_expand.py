@@ -29,9 +29,9 @@ def test_an_operator_that_a_target_lacks_is_expanded_and_told(target: str) -> No
     model = load(RMS)
     report = optimize_model(model, OptimizeOptions(load_target(target)))
     assert "RMSNormalization" not in report.operators
-    (reason,) = report.declined
-    assert "RMSNormalization" in reason
-    assert report.declined[reason] == 1
+    told = [number for reason, number in report.declined.items() if "no kernel for RMSNormalization" in reason]
+    has_kernel = any(name.endswith("SimplifiedLayerNormalization") for name in report.operators)
+    assert (has_kernel, told) == ((False, [1]) if target == "migraphx" else (True, []))
     assert report.misses == []
     feeds = feeds_for(parse(RMS), SIZES)
     feeds["x"] = feeds["x"] * np.float32(0.03)
@@ -100,7 +100,7 @@ def test_bodies_that_refer_to_an_attribute_have_its_default(operator: str) -> No
 
 LEFT = {
     "a body with branches": "g (float[1, 2, 3] x, int64[4] n) => (float[a, b, c, d] y) { y = AffineGrid (x, n) }",
-    "no body": "g (float[1, 2, 4, 4] x, float[1, 3, 3, 2] z) => (float[a, b, c, d] y) { y = GridSample (x, z) }",
+    "no body": "g (float[1, 8, 1] x) => (float[a, b, c] y) { y = DFT (x) }",
 }
 
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted((ROOT / "tests/fuzz/cases").glob("*/*"))
 HAS_WHEELS = (3, 11) <= sys.version_info < (3, 14) and platform.machine() == "x86_64"
 """Of atheris, by its marker in pyproject.toml: where there are, the test fails without it."""
-SECONDS = 60
+SECONDS = 90
 """Of the processor's time, for all targets together."""
 
 
