@@ -109,6 +109,14 @@ def test_what_a_file_repeats_is_refused_before_it_is_decoded(what: str, tmp_path
         read_image(tmp_path / "a", "--init-image")
 
 
+@pytest.mark.parametrize("size", range(4))
+def test_what_is_behind_a_webp_chunk_of_any_size_is_counted(size: int) -> None:
+    """A chunk of an odd size has a byte behind it that does not count (RIFF)."""
+    pieces = [(b"ABCD", size), *[(b"ANMF", size)] * 3]
+    chunks = b"".join(kind + struct.pack("<I", size) + bytes(size + size % 2) for kind, size in pieces)
+    assert count_pictures(b"RIFF" + struct.pack("<I", 4 + len(chunks)) + b"WEBP" + chunks) == "3"
+
+
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WebP of frames"])
 def test_pieces_are_counted(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(image_structure, "MAX_PIECES", 2)

@@ -208,6 +208,13 @@ def test_a_result_says_which_device_it_was_made_on(
     assert environment.device_name.__wrapped__(provider) == name
 
 
+@pytest.mark.parametrize("device_id", range(4))
+def test_a_device_is_named_by_its_number(device_id: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(environment, "gpus_of", lambda *_: ["first", "second", "third"])
+    named = environment.device_name.__wrapped__(ROCM, device_id)
+    assert named == ("first", "second", "third", "unknown GPU")[device_id]
+
+
 # The provider libraries themselves
 
 

@@ -18,7 +18,9 @@ from sdort.runtime.side_by_side import open_side_by_side
 NAMES = ("text_encoder", "unet", "vae_decoder")
 
 
-def opened(monkeypatch: pytest.MonkeyPatch, create: Callable[[str], Any], *, logged: bool = False) -> tuple[Any, Any]:
+def opened(
+    monkeypatch: pytest.MonkeyPatch, create: Callable[[str], Any], logged: frozenset[str] = frozenset()
+) -> tuple[Any, Any]:
     """The sessions, and what happened in which order: preparations, and components that are open."""
     events: list[str] = []
 
@@ -27,8 +29,8 @@ def opened(monkeypatch: pytest.MonkeyPatch, create: Callable[[str], Any], *, log
         return lambda: create(name)
 
     monkeypatch.setattr(side_by_side, "prepare_session", prepare)
-    monkeypatch.setattr(side_by_side, "is_logged", lambda *_: logged)
-    asked = {name: (Path(name), RuntimeOptions("cpu")) for name in NAMES}
+    monkeypatch.setattr(side_by_side, "is_logged", lambda _, options: options.profile in logged)
+    asked = {name: (Path(name), RuntimeOptions("cpu", profile=name)) for name in NAMES}
     return open_side_by_side(asked, CPU, events.append), events
 
 
@@ -46,7 +48,13 @@ def test_every_session_is_made_while_the_others_are(monkeypatch: pytest.MonkeyPa
     assert sorted(events[3:]) == sorted(NAMES)
 
 
-def test_logged_sessions_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "logged", [frozenset(NAMES), *(frozenset({name}) for name in NAMES)], ids=lambda names: "+".join(sorted(names))
+)
+def test_where_one_is_logged_sessions_are_made_one_by_one(
+    logged: frozenset[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log is the process's: another session that is made meanwhile would write into it."""
     alone, wrong = threading.Lock(), []
 
     def create(name: str) -> str:
@@ -57,7 +65,7 @@ def test_logged_sessions_are_made_one_by_one(monkeypatch: pytest.MonkeyPatch) ->
         alone.release()
         return name
 
-    sessions, _ = opened(monkeypatch, create, logged=True)
+    sessions, _ = opened(monkeypatch, create, logged)
     assert (list(sessions), wrong) == (list(NAMES), [])
 
 
