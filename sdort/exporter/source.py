@@ -213,6 +213,8 @@ def check_processors(source: Source) -> None:
 
 
 def _tell_noise_process(source: Source) -> None:
+    if not source.part("scheduler").is_dir():
+        return  # refused where its files are copied
     config = read_scheduler_config(source.part("scheduler"))
     if process := noise_process(config):
         warn(

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -207,6 +208,14 @@ def bundles(folder: Path) -> list[str]:
     return store.names()
 
 
+def _processes_of(folder: Path) -> Iterator[int]:
+    """The processes that a path in the folder was given to, as compilers that have not yet said that they run."""
+    for line in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):  # it has ended
+            if os.fsencode(folder) in line.read_bytes():
+                yield int(line.parent.name)
+
+
 def leftovers(folder: Path) -> list[str]:
     """What of killed commands lies in the caches and among the temporary files."""
     hidden = [*(folder / "cache").rglob(".new-*"), *(folder / "cache").rglob(".build-*"), *(folder / "tmp").iterdir()]
@@ -268,7 +277,7 @@ def test_a_kill_of_a_build_leaves_a_whole_library_and_no_compiler(compiler: Path
         status = forked.start(folder, *args, moment=moment, timer=signal.ITIMER_REAL).finish()
         strikes.struck = status == KILLED_BY_CLOCK
         pids = (folder / "pids").read_text().split() if (folder / "pids").exists() else []
-        wait_for_end(map(int, pids))  # its supervisor kills it
+        wait_for_end([*map(int, pids), *_processes_of(folder)])  # its supervisor kills it
         assert not library.exists() or library.read_bytes() == new
         assert number % 2 or forked.start(folder, "ops", "list").finish() == 0  # the old one or the new one is used
         forked.work(folder, *args)
