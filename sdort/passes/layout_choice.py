@@ -27,7 +27,7 @@ VIEW = 1
 CONVOLUTION = 14
 """Saved by a channels-last convolution of fp16, whose fast kernels all are: channels-first, cuDNN turns the image in
 and the result back by itself, two passes. That is a little less than two Transposes, as its own are written for it: a
-convolution alone is slower turned (docs/measurements.md, the row NhwcConv)."""
+convolution alone is slower turned, up to 3.5 times (docs/measurements.md, the line extractor)."""
 NORM = 24
 """Saved by GroupNorm, one pass with the SiLU behind it; channels-first it is an InstanceNormalization, a product and a
 sum of the channels' weights, and the SiLU's two: never less than three passes more."""
