@@ -11,6 +11,7 @@ from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import conclusion
 from sdort.providers import load_target
+from sdort.rewrite.decomposed import find_decomposed
 
 ATTENTION = """t = Transpose <perm = [0, 1, 3, 2]> (k)  s = MatMul (q, t)  c = Mul (s, scale)  {0}
     p = Softmax <axis = -1> ({1})  y = MatMul (p, v)"""
@@ -95,6 +96,47 @@ def test_what_stays_is_counted(case: tuple[str, str, str]) -> None:
     assert sentence.startswith("In standard operators stay ")
     assert words in sentence
     assert "Everything" not in sentence
+
+
+CLAMPED = """q{1} = Mul ({0}, {0})  v{1} = ReduceMean <keepdims = 1> (q{1}, last)  e{1} = Max (v{1}, epsilon)
+    r{1} = Sqrt (e{1})  {1} = Div ({0}, r{1})"""
+WHOLE = {
+    "RMSNormalization": "b = SimplifiedLayerNormalization (x, eight)",
+    "with a skip": "b, i, d, o = com.microsoft.SkipSimplifiedLayerNormalization (x, u, eight)",
+}
+
+
+def of_norms(line: str, clamped: int) -> ComponentReport:
+    """The report on a norm that is one operator, and as many in parts behind it."""
+    lines = [line, *(CLAMPED.format(f"{'b' * number}", f"{'b' * (number + 1)}") for number in range(1, clamped + 1))]
+    end = f"y = Identity ({'b' * (clamped + 1)})"
+    body = "  ".join([*lines, end])
+    return optimized(f"graph (float[2, 3, 8] x, float[2, 3, 8] u) => (float[2, 3, 8] y) {{ {body} }}", "cuda")
+
+
+@pytest.mark.parametrize("line", WHOLE.values(), ids=WHOLE)
+def test_what_is_one_operator_is_of_the_number(line: str) -> None:
+    report = of_norms(line, 2)
+    assert [(row.kind, row.left, row.of) for row in report.remaining] == [("RMS norm", 2, 3)]
+
+
+def test_components_are_counted_together() -> None:
+    whole = OptimizeReport("in", "out", "cuda", False)
+    for name, clamped in (("unet", 1), ("vae_decoder", 2), ("vae_encoder", 1)):
+        whole.components[name] = of_norms(WHOLE["RMSNormalization"], clamped)
+    assert conclusion(whole).startswith("In standard operators stay 4 of 7 RMS norms (")
+
+
+@pytest.mark.parametrize(
+    ("axes", "kind"),
+    [([-1], "layer norm"), ([2], "layer norm"), ([1], "norm over inner axes"), ([-2], "norm over inner axes")],
+)
+def test_a_norm_over_the_last_axis_is_a_layer_norm_however_that_is_called(axes: list[int], kind: str) -> None:
+    body = """m = ReduceMean <keepdims = 1> (x, axes)  c = Sub (x, m)  s = Mul (c, c)
+        v = ReduceMean <keepdims = 1> (s, axes)  e = Max (v, epsilon)  r = Sqrt (e)  y = Div (c, r)"""
+    values = {"epsilon": VALUES["epsilon"], "axes": np.array(axes)}
+    editor = edit(f"graph (float[2, 8, 3] x) => (float[2, 8, 3] y) {{ {body} }}", values)
+    assert [found for found, _ in find_decomposed(editor)] == [kind]
 
 
 NONE = {
