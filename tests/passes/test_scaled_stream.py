@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 from support import stored
-from support.small_graphs import Array, edit, feeds_for, load, parse, run
+from support.small_graphs import Array, check_step, edit, feeds_for, load, parse, run
 
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.passes import scaled_stream
 from sdort.providers import load_target
+from sdort.rewrite.editor import Editor
 
 WIDTH, INNER, EPSILON = 32, 48, 1e-4
 TOLERANCE = 1e-2
@@ -48,7 +49,11 @@ def encoder(name: str, embedding: str, end: str = "") -> tuple[str, dict[str, Ar
     values |= {f"out{layer}": 3000 * rng.standard_normal((INNER, WIDTH)) for layer in range(2)}
     values |= {"bias": 20000 * rng.standard_normal(WIDTH), "table": 50 * rng.standard_normal((7, WIDTH)), "last": [-1]}
     values |= {"gamma": np.ones(WIDTH), "w": 90 * rng.standard_normal((WIDTH, WIDTH)), "b": rng.standard_normal(WIDTH)}
-    body = "  ".join(lines)
+    return graph("  ".join(lines), embedding, values)
+
+
+def graph(body: str, embedding: str, values: dict[str, Any]) -> tuple[str, dict[str, Array]]:
+    """The text of a graph with this body, and those of the values that it reads."""
     used = set(body.replace("(", " ").replace(")", " ").replace(",", " ").split())
     arrays = {key: np.asarray(value) for key, value in (values | CONSTANTS).items() if key in used}
     constants = {
@@ -69,6 +74,24 @@ def test_a_stream_beyond_65504_is_kept_small(name: str, embedding: str) -> None:
     (found,) = stored.run(model, feeds)
     assert np.isfinite(found).all()
     assert np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max()
+
+
+@pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
+@pytest.mark.parametrize("embedding", EMBEDDED)
+@pytest.mark.parametrize("name", NORMS)
+def test_a_scaled_stream_computes_the_same(name: str, embedding: str, size: float) -> None:
+    """A power of two rounds nothing in fp32: whether epsilon is much of a root or nothing, and all parts count."""
+    body = f"{EMBEDDED[embedding]}  {norm(name, 'h0', 'n', 's0')}  o = MatMul (n, out)  p = Add (o, bias)"
+    rng = np.random.default_rng(1)
+    shapes = {"out": (WIDTH, WIDTH), "bias": (WIDTH,), "table": (7, WIDTH), "w": (WIDTH, WIDTH), "b": (WIDTH,)}
+    values: dict[str, Any] = {key: size * rng.standard_normal(shape) for key, shape in shapes.items()}
+    values |= {"last": [-1], "gamma": np.ones(WIDTH), "w": values["w"] / WIDTH**0.5}
+    text, constants = graph(f"{body}  h1 = Add (h0, p)  {norm(name, 'h1', 'y', 's1')}", embedding, values)
+
+    def step(editor: Editor) -> None:
+        assert scaled_stream.run(editor) == 1
+
+    check_step(text, step, weights=constants, rtol=1e-5)
 
 
 def test_it_costs_nothing() -> None:
