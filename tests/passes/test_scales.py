@@ -154,6 +154,7 @@ KEPT = {
     "read by another": "p = MatMul (x, z)  q = Mul (p, half2)  y = Sub (q, p)",
     "a projection": "p = MatMul (x, w)  y = Mul (p, half2)",
     "a factor for each": "p = MatMul (x, z)  y = Mul (p, row)",
+    "a number that it divides": "p = MatMul (x, z)  y = Div (three, p)",
 }
 
 
