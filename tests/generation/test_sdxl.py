@@ -44,9 +44,9 @@ Array = np.ndarray[Any, Any]
 pytestmark = pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
 
 CPU = RuntimeOptions("cpu")
-# The same arithmetic in another order: 83 dB and more were measured, a level or none of 255 at every pixel. Of what the
-# UNet is told, each part that is wrong gives less than 60.
-ALIKE = 75
+# The same arithmetic in another order: 74 dB and more were measured on two processors, a level or none of 255 at every
+# pixel. Of what the UNet is told, each part that is wrong gives less than 60.
+ALIKE = 70
 # fp16 has 11 bits: 56 dB were measured.
 ALIKE_IN_FP16 = 50
 REQUEST = Request("a red cat", steps=4, guidance_scale=5.0, height=256, width=320, seed=3)
