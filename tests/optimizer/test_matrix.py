@@ -37,16 +37,17 @@ OTHERS = [
     *(Case(family, "ts17", dynamic=False, legacy=True) for family in ("sd1", "vae_encoder", "text2")),
     Case("sd1", "ts14", odd=True),
     Case("sd1", "ts17", dynamic=False, odd=True),
-    Case("sd1", "dy18", dynamic=False, odd=True),
     *(Case(family, "ts17") for family in ("sd1_wide", "sd1_odd_groups", "sd1_geglu")),
     *(Case(family, "ts14") for family in ("sd2", "inpaint", "sdxl", "vae_encoder", "openclip", "text2")),
     *(Case(family, "ts17", dynamic=False) for family in ("sd2", "inpaint", "sdxl", "openclip", "text2")),
     *(Case(family, "dy23") for family in ("vae_encoder", "openclip", "text2")),
     *(Case(family, "dy18", dynamic=False) for family in ("vae_encoder", "openclip", "text2")),
 ]
-if os.environ.get("MATRIX") == "all":
+ALL = os.environ.get("MATRIX") == "all"
+if ALL:
     # torch.export takes a minute for each. In CI sdort's own export, which is by torch.export, has these families.
     OTHERS += [Case("sd2", "dy18", dynamic=False), Case("sdxl", "dy23", dynamic=False)]
+    OTHERS.append(Case("sd1", "dy18", dynamic=False, odd=True))
 
 
 def check_parity(exported: Exported, case: Case, target: str, model: Model, folder: Path) -> None:
@@ -70,7 +71,7 @@ def turns() -> Iterator[tuple[Case, str, bool]]:
     for _, group in groupby(sorted([*GRID, *OTHERS], key=lambda case: case.family), lambda case: case.family):
         cases = list(group)
         for index, case in enumerate(cases):
-            whole = len(cases) == 1 or os.environ.get("MATRIX") == "all"
+            whole = len(cases) == 1 or ALL
             # Of two neighbours, which differ in what is dynamic, the first takes the one and the other in turns.
             for target in TARGETS if whole else [TARGETS[sum(divmod(index, 2)) % 2]]:
                 yield case, *target
@@ -83,8 +84,16 @@ def test_gpu(exported: Exported, tmp_path: Path, case: Case, target: str, fp16: 
     check_parity(exported, case, target, model, tmp_path)
 
 
-@pytest.mark.parametrize(("target", "fp16"), [("cpu", False), ("cpu", True), ("migraphx", True)])
-@pytest.mark.parametrize("family", sorted(set(models.FAMILIES) - {"sd1_wide"}))
+def other_turns() -> Iterator[tuple[str, str, bool]]:
+    """One family of each kind for every other target; of the rest, each for one of them in turns."""
+    targets = (("cpu", False), ("cpu", True), ("migraphx", True))
+    for index, family in enumerate(sorted(set(models.FAMILIES) - {"sd1_wide"})):
+        whole = ALL or family in ("sd1", "vae_decoder", "clip")
+        for target in targets if whole else [targets[index % len(targets)]]:
+            yield family, *target
+
+
+@pytest.mark.parametrize(("family", "target", "fp16"), [*other_turns()])
 def test_other_providers(exported: Exported, tmp_path: Path, family: str, target: str, fp16: bool) -> None:
     case = Case(family, "ts17")
     model, report = optimized(exported, case, target, fp16)

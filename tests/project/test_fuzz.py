@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import platform
-import resource
 import subprocess
 import sys
 import tempfile
@@ -19,8 +18,6 @@ ROOT = Path(__file__).parents[2]
 CASES = sorted((ROOT / "tests/fuzz/cases").glob("*/*"))
 HAS_WHEELS = (3, 11) <= sys.version_info < (3, 14) and platform.machine() == "x86_64"
 """Of atheris, by its marker in pyproject.toml: where there are, the test fails without it."""
-SECONDS = 90
-"""Of the processor's time, for all targets together."""
 
 
 def test_every_case_is_small_and_of_a_target() -> None:
@@ -39,16 +36,13 @@ def test_what_failed_once_is_refused_or_accepted(case: Path, tmp_path: Path) -> 
 def test_new_inputs_of_a_fixed_seed(tmp_path: Path) -> None:
     """The same inputs each time the same code runs: a failure here is repeated by the hexadecimal text that it prints,
     as a file FILE in a folder of its target's name: scripts/fuzz.py --case TARGET/FILE."""
-    before = resource.getrusage(resource.RUSAGE_CHILDREN)
     command = [sys.executable, str(ROOT / "scripts/fuzz.py"), "--ci", "--cases", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    after = resource.getrusage(resource.RUSAGE_CHILDREN)
     assert done.returncode == 0, done.stdout + done.stderr[-2000:]
     lines = {line.split()[0]: line.split() for line in done.stdout.splitlines()[1:]}
     ran, reached = ({name: int(line[column]) for name, line in lines.items()} for column in (1, 3))
     assert {name for name, target in targets.TARGETS.items() if ran[name] < target.runs} == set()
     assert {name: reached[name] for name, target in targets.TARGETS.items() if reached[name] < target.edges} == {}
-    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < SECONDS
 
 
 @pytest.mark.parametrize("outside", ["written", "removed", "read", "started"])
