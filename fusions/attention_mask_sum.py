@@ -3,6 +3,11 @@
 (c + b) + m is c + (b + m), and (c + m) * s is c * s + m * s, to the rounding of a sum.
 """
 
+import onnx_graphsurgeon as gs
+
+from sdort.rewrite.editor import producer
+from sdort.rewrite.match import Match, Refusal, decline
+
 STAGE = "raise"
 ANCHOR = "Softmax"
 RUN_AFTER = ("transpose_last_two", "safe_softmax")
@@ -44,3 +49,16 @@ AFTER = tuple(_AFTER.format(inputs, lines) for _, _, inputs, lines in _FORMS)
 EXAMPLE = {
     "q": [2, 3, 5, 4], "k": [2, 3, 4, 7], "bias": [1, 3, 5, 7], "mask": [2, 1, 1, 7], "scale": [0.3],
 }  # fmt: skip
+
+
+def check(m: Match) -> Refusal | None:
+    """Of two products, as relative positions have them, the one that is added last stays the scores."""
+    last = m["mask"] if "bias" in m.tensors else None
+    return decline("what is added last are scores, too", last.name) if last is not None and _is_product(last) else None
+
+
+def _is_product(tensor: gs.Tensor) -> bool:
+    """Whether it is the product of two matrices, or a multiple of one."""
+    node = producer(tensor)
+    inner = node.inputs if node is not None and node.op == "Mul" and not node.domain else [tensor]
+    return any(producer(each, "MatMul") is not None for each in inner)
