@@ -9,7 +9,8 @@ A pattern is a graph::
 
 * names in ``( )`` are tensors that flow in; they bind to anything of that type and shape;
 * names in ``< >`` that no node computes are constants: with a value, exactly that value (a scalar matches a
-  one-element tensor of any rank), without one, any constant;
+  one-element tensor of any rank; where that gives the result more axes, nothing is rewritten), without one, any
+  constant;
 * names in ``< >`` that a node computes state that tensor's shape;
 * a dim is a number, or a name that stands for the same size wherever it occurs; ``float[]`` is any shape;
 * ``float`` means any floating-point type;

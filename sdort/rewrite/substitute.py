@@ -6,17 +6,21 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from sdort.model.symbolic import Shape
 from sdort.model.weights import cast_values
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Support
-from sdort.rewrite.match import Match, Refusal, is_float, refuse
+from sdort.rewrite.match import Match, Refusal, decline, is_float, refuse
 from sdort.rewrite.pattern import Capture, Pattern
 
 
 def substitute(
     editor: Editor, before: Pattern, after: Pattern, match: Match, derived: dict[str, Any], support: Support | None
 ) -> Refusal | None:
-    """Instantiate After in place of the match; nothing has changed if the target refuses one of its nodes."""
+    """Instantiate After in place of the match; nothing has changed where it is refused.
+
+    It is refused where the target does not run one of its nodes, and where a result would be of another shape.
+    """
     circular = _reads_removed(editor, before, after, match)
     if circular:
         return refuse("the result would need a size of what it replaces", circular)
@@ -36,6 +40,10 @@ def substitute(
         if reason:
             _discard(editor, built)
             return Refusal(reason, applicable=False, by_target=True)
+    for name in (n for n in after.outputs if n in match.tensors):
+        if _contradict(editor.shape(match.tensors[name]), editor.shape(tensors[name])):
+            _discard(editor, built)
+            return decline("its result has another shape", match.tensors[name].name)
     for node in match.removed:
         node.inputs.clear()
     for name in (n for n in after.outputs if n in match.tensors):
@@ -48,6 +56,14 @@ def substitute(
         editor.place(made)
         editor.origins[made.name] = tuple(dict.fromkeys((*earlier, *editor.origins.get(made.name, ()))))
     return None
+
+
+def _contradict(before: Shape | None, after: Shape | None) -> bool:
+    """Whether two shapes cannot be one. A number of a higher rank than what it is added to makes such a difference."""
+    if before is None or after is None:
+        return False
+    pairs = zip(before, after, strict=False)
+    return len(before) != len(after) or any(isinstance(a, int) and isinstance(b, int) and a != b for a, b in pairs)
 
 
 def _bring_to_precision(editor: Editor, after: Pattern, match: Match, tensors: dict[str, gs.Tensor]) -> list[gs.Node]:

@@ -70,6 +70,8 @@ def _other_values(values: Array) -> Iterator[tuple[str, Array]]:
         yield "with one element alone", values.reshape(-1)[:1]
         yield "as a column", values.reshape(*values.shape, 1)
         yield "as a row", values.reshape(1, *values.shape)
+    else:
+        yield "of five axes", values.reshape(1, 1, 1, 1, 1)
 
 
 def computed_constants(model: onnx.ModelProto) -> Iterator[Changed]:
