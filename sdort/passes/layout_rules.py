@@ -73,7 +73,7 @@ class Layout:
     def is_pixel(self, tensor: gs.Tensor) -> bool:
         """Whether an image is one pixel for each channel, so that both layouts are views of one another."""
         shape = self.editor.shape(tensor) or ()
-        return len(shape) == RANK and tuple(shape[self.back.index(a)] for a in (1, 2)) == (1, 1)
+        return len(shape) == RANK and all(shape[axis] == 1 for axis in ((2, 3) if self.last else (1, 2)))
 
 
 def is_turning(node: gs.Node, perm: Perm) -> bool:
@@ -271,7 +271,7 @@ def _resize(layout: Layout, node: gs.Node) -> Turn | None:
         return None
     scales = array(node.inputs[2]) if len(node.inputs) > 2 and node.inputs[2].name else None
     by_scales = scales is not None and scales.size == RANK
-    if not by_scales and len(node.inputs) < RANK:
+    if not by_scales and not (len(node.inputs) == RANK and node.inputs[3].name):
         return None
 
     def build(twin: Twin) -> list[gs.Tensor]:

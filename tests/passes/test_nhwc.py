@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from itertools import product
 
 import numpy as np
 import pytest
@@ -191,6 +192,8 @@ OUTSIDE = {
     "Resize of named axes": 'm = Resize <axes = [2, 3], mode = "nearest"> (a, , , two2)',
     "Resize by computed scales": "s = Shape <end = 4> (x)  c = Cast <to = 1> (s)  o = Div (c, c)  "
     'm = Resize <mode = "nearest"> (a, , o)',
+    "Resize by computed scales before sizes that are left out": "s = Shape <end = 4> (x)  c = Cast <to = 1> (s)  "
+    'o = Div (c, c)  m = Resize <mode = "nearest"> (a, "", o, "")',
     "cropping Resize": 'm = Resize <coordinate_transformation_mode = "tf_crop_and_resize"> (a, roi, scales)',
     "linear Resize, whose kernels take the last axes for the image's": 'm = Resize <mode = "linear"> (a, , scales)',
     "cubic Resize": 'm = Resize <mode = "cubic"> (a, , scales)',
@@ -269,3 +272,21 @@ def test_the_region_is_turned_once() -> None:
     run_fold(editor)
     assert [node.op_type for node in to_proto(editor.model).graph.node] == [node.op_type for node in once.node]
     assert producer(editor.graph.outputs[0], "Transpose") is not None
+
+
+# --- back to channels-first ---
+
+CHAINS = ("Neg", "Sigmoid", "Tanh", "Abs")
+
+
+@pytest.mark.parametrize("sizes", list(product((1, 3), (1, 4), (1, 5))), ids=str)
+@pytest.mark.parametrize("count", [1, 3])
+def test_images_of_any_sizes_turn_to_channels_first(sizes: tuple[int, int, int], count: int) -> None:
+    """What is one row of one channel is no pixel."""
+    lines = [f"t{i} = {CHAINS[i]} ({f't{i - 1}' if i else 'x'})" for i in range(count)]
+    text = f"""g (float[2, {", ".join(map(str, sizes))}] x) => (float[a, b, c, d] y, float[e, f, g, h] z)
+        <int64 across = {{3}}> {{
+        {"  ".join(lines)}  first = Transpose <perm = [0, 3, 1, 2]> (t{count - 1})  y = CumSum (first, across)
+        s = Exp (first)  z = Transpose <perm = [0, 2, 3, 1]> (s) }}"""
+    left = check_step(text, nhwc.to_first, rtol=TOLERANCE)
+    assert left.get("Transpose", 0) <= 2
