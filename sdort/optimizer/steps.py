@@ -12,7 +12,6 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors import SdortError
@@ -193,11 +192,6 @@ def _expand(run: PipelineRun) -> int:
     return changes
 
 
-def _scale_before(run: PipelineRun) -> int:
-    types = ("float16", "float32") if run.options.fp16 else ("float16",)
-    return scales.scale_before(run.editor, [np.dtype(name) for name in types])
-
-
 def _half(run: PipelineRun) -> int:
     if not run.options.fp16:
         return 0
@@ -286,7 +280,11 @@ PIPELINE = (
         "what is still computed from sizes reads the shape of a tensor that has it",
     ),
     PipelineStep("tidy lowered", _tidy, "drops the chains that borrowing replaced"),
-    PipelineStep("scales", _scale_before, "what is left unfused has its scale before the product, as fp16 holds that"),
+    PipelineStep(
+        "scales",
+        lambda run: scales.scale_before(run.editor, half=run.options.fp16),
+        "what is left unfused has its scale before the product, as fp16 holds that",
+    ),
     PipelineStep("half", _half, "last, on the final operators: only they say what may be fp16"),
     PipelineStep("check", _all_supported, "a target never receives an operator that it cannot run"),
     PipelineStep("tidy half", _tidy, "one cast for each tensor, not one for each reader"),

@@ -6,19 +6,18 @@ gives the result to the last bit anyway, in front of a softmax or an error funct
 become another integer or the other side of a comparison.
 
 What stays a product of its own after the fusions is scaled before it in fp16: unscaled scores are beyond 65504 with
-elements of 110 in heads of 64.
+elements of 110 in heads of 64. A model that is fp16 itself is rounded so in front of a softmax or an error function
+alone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
-from typing import Any
 
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.passes.simplify import keeps_shape, multiply_instead, rebuild
+from sdort.passes.simplify import keeps_shape, multiply_instead, normal_number, rebuild
 from sdort.rewrite.editor import Editor, producer, scalar
 from sdort.rewrite.match import is_float
 from sdort.rewrite.worklist import RewriteRule
@@ -30,6 +29,7 @@ _BETWEEN = frozenset(
      "Cast", "Add", "Mul", "Div", "Where", "MatMul"}
 )  # fmt: skip
 """Operators between a scale and a softmax."""
+_VIEWS = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Expand", "Slice", "Cast"})
 _OF_ANY_SIZE = frozenset({"IsNaN", "IsInf", "Shape", "Size"})
 """Operators that do not see a rounding."""
 
@@ -110,10 +110,11 @@ def _merge(editor: Editor, node: gs.Node) -> bool:
         factor, scaling = scalar(node.inputs[other]), _scaled(editor, node.inputs[index])
         if factor is None or scaling is None or not keeps_shape(editor, node, index):
             continue
-        if not _meets_curve(editor, node.outputs[0]):
-            return False
         tensor, scale = scaling
-        rebuild(editor, node, "Mul", [tensor, editor.constant(np.array(scale * factor, dtype), "factor")])
+        merged = normal_number(scale * factor, dtype)
+        if merged is None or not _meets_curve(editor, node.outputs[0]):
+            return False
+        rebuild(editor, node, "Mul", [tensor, editor.constant(merged, "factor")])
         return True
     return False
 
@@ -121,15 +122,23 @@ def _merge(editor: Editor, node: gs.Node) -> bool:
 RULES: tuple[RewriteRule, ...] = (_divide_to_multiply, _hoist, _merge)
 
 
-def scale_before(editor: Editor, dtypes: Collection[np.dtype[Any]]) -> int:
-    """(a b) * c -> (a * c) b for products of two computed matrices of these types and factors below 1.
+def scale_before(editor: Editor, *, half: bool) -> int:
+    """(a b) * c -> (a * c) b for products of two computed matrices and factors below 1, where fp16 needs it.
+
+    Products of shares need it not: these sum to 1, and may be too small to be made smaller.
+
+    Args:
+        half: whether the graph's fp32 becomes fp16. What is fp16 in the model itself is rounded otherwise only in front
+            of a softmax or an error function.
 
     Returns:
         The number of factors.
     """
     changes = 0
     for node in [n for n in editor.graph.nodes if n.op == "MatMul" and not n.domain]:
-        product: gs.Node | None = node if editor.dtype(node.outputs[0]) in dtypes else None
+        dtype, result = editor.dtype(node.outputs[0]), node.outputs[0]
+        needed = (half and dtype == np.float32) or (dtype == np.float16 and _meets_curve(editor, result))
+        product = node if needed and not any(map(_is_shares, node.inputs)) else None
         while product is not None and (factor := _factor_behind(editor, product)) is not None:
             (reader,) = product.outputs[0].outputs
             result, constant = reader.outputs[0], np.array(factor, editor.dtype(product.inputs[0]))
@@ -139,6 +148,14 @@ def scale_before(editor: Editor, dtypes: Collection[np.dtype[Any]]) -> int:
     if changes:
         editor.finish()
     return changes
+
+
+def _is_shares(tensor: gs.Tensor) -> bool:
+    """Whether a tensor is a softmax, or a view of one."""
+    node = producer(tensor)
+    while node is not None and node.op in _VIEWS and not node.domain:
+        node = producer(node.inputs[0])
+    return node is not None and node.op == "Softmax" and not node.domain
 
 
 def _factor_behind(editor: Editor, node: gs.Node) -> float | None:

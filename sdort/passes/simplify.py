@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
+from sdort.model.signature import Array
 from sdort.model.symbolic import Dim, Shape, numbers
 from sdort.model.weights import Weight
 from sdort.passes.fold import RANDOM_OPERATORS
@@ -93,17 +95,21 @@ def _explicit_pads(editor: Editor, node: gs.Node) -> bool:
 
 
 def _same_pads(node: gs.Node, sizes: Shape, kernel: list[int], axis: int) -> tuple[int, int] | None:
-    """The padding of SAME_UPPER or SAME_LOWER before and behind an axis; None if that depends on an unknown size.
+    """The padding of SAME_UPPER or SAME_LOWER before and behind an axis; None where that is not to be said.
 
-    The output has ceil(size / stride) elements (https://onnx.ai/onnx/operators/onnx__Conv.html).
+    The output has ceil(size / stride) elements (https://onnx.ai/onnx/operators/onnx__Conv.html). The padding may depend
+    on an unknown size, and where strides leave more than a kernel out it is negative: ONNX Runtime cuts elements off
+    then, by a rounding of its own, and ONNX's reference does not.
     """
     stride, size = node.attrs.get("strides", [1] * len(kernel))[axis], sizes[axis]
     reach = node.attrs.get("dilations", [1] * len(kernel))[axis] * (kernel[axis] - 1) + 1
     if isinstance(size, int):
-        total = max((-(-size // stride) - 1) * stride + reach - size, 0)
+        total = (-(-size // stride) - 1) * stride + reach - size
     elif stride == 1:
         total = reach - 1
     else:
+        return None
+    if total < 0:
         return None
     small, large = total // 2, total - total // 2
     return (small, large) if node.attrs["auto_pad"] == "SAME_UPPER" else (large, small)
@@ -129,12 +135,19 @@ def multiply_instead(editor: Editor, node: gs.Node) -> bool:
     value, dtype = scalar(node.inputs[1]), editor.dtype(node.inputs[0])
     if not value or dtype is None or not is_float(dtype) or not keeps_shape(editor, node, 0):
         return False
-    with np.errstate(over="ignore", under="ignore"):
-        factor = np.array(1.0 / value, dtype)
-    if not np.finfo(dtype).tiny <= abs(factor) <= np.finfo(dtype).max:
+    factor = normal_number(1.0 / value, dtype)
+    if factor is None:
         return False
     rebuild(editor, node, "Mul", [node.inputs[0], editor.constant(factor, "factor")])
     return True
+
+
+def normal_number(value: float, dtype: np.dtype[Any]) -> Array | None:
+    """The number in a floating-point type; None where it is zero, infinite or below the normal ones there."""
+    with np.errstate(over="ignore", under="ignore"):
+        number = np.array(value, dtype)
+    limits = ml_dtypes.finfo(dtype)  # type: ignore[no-untyped-call]  # it knows numpy's types too
+    return number if limits.tiny <= abs(number) <= limits.max else None
 
 
 def keeps_shape(editor: Editor, node: gs.Node, index: int) -> bool:

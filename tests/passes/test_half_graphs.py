@@ -378,6 +378,23 @@ def test_bfloat16_is_refused_in_words(target: str, fp16: bool) -> None:
     assert "Export the model in float32" in (caught.value.hint or "")
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "y = Div (x, two)",
+        "a = Div (x, three)  y = Softmax <axis = -1> (a)",
+        "a = Mul (x, two)  b = Mul (a, three)  y = Softmax <axis = -1> (b)",
+        "c = CastLike (two, x)  y = Mul (x, c)",
+    ],
+)
+def test_arithmetic_in_bfloat16_is_refused_in_words(body: str) -> None:
+    kind = onnx.helper.tensor_dtype_to_np_dtype(16)
+    values = {name: np.array(value, kind) for name, value in (("two", 2), ("three", 3)) if name in body}
+    text = f"g (bfloat16[B, 8] x) => (bfloat16[B, 8] y) {{ {body} }}"
+    with pytest.raises(BadModelError, match="computes in bfloat16"):
+        optimize_model(load(text, values), OptimizeOptions(load_target("cuda")))
+
+
 def test_weights_that_are_only_stored_in_bfloat16_are_taken() -> None:
     stored = np.linspace(-1, 1, 32).reshape(8, 4).astype(onnx.helper.tensor_dtype_to_np_dtype(16))
     text = "g (float[B, 8] x) => (float[B, n] y) { v = Cast <to = 1> (w)  y = MatMul (x, v) }"

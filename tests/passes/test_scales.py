@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
+from support import stored
 from support.rules import run_fold
-from support.small_graphs import Array, Described, check_step, edit, operators, parse, run
+from support.small_graphs import Array, Described, check_step, edit, operators, parse, run, to_proto
 from support.small_graphs import load as load_graph
 
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
@@ -93,6 +95,10 @@ ENDS = {
     "ArgMax": ("int64", "{y} = ArgMax <axis = 0, keepdims = 0> ({x})"),
     "MatMul": ("float", "{y}_m = MatMul ({x}, unit)  {y} = Floor ({y}_m)"),
     "MatMul of data": ("float", "{y}_t = Transpose ({x})  {y}_m = MatMul ({x}, {y}_t)  {y} = Floor ({y}_m)"),
+    "scaled MatMul": (
+        "float",
+        "{y}_t = Transpose ({x})  {y}_m = MatMul ({x}, {y}_t)  {y}_s = Mul ({y}_m, tenth)  {y} = Floor ({y}_s)",
+    ),
 }
 STEPS = ("Div ({x}, {c})", "Mul ({x}, {c})", "Add ({x}, {c})", "Sub ({x}, {c})", "Div ({c}, {x})", "Sub ({c}, {x})",
          "Mul ({x}, {x})", "Transpose ({x})", "Neg ({x})", "Sqrt ({x})", "Pow ({x}, {c})")  # fmt: skip
@@ -111,7 +117,12 @@ def arithmetic(seed: int) -> tuple[str, dict[str, Array]]:
         lines.append(f"s{index} = {step.format(x=name, c=weight)}")
         name = f"s{index}"
     kind, end = ENDS[list(ENDS)[rng.integers(len(ENDS))]]
-    values = {"one": np.float32(1), "none": np.float32(0), "unit": np.eye(12, dtype=np.float32)}
+    values = {
+        "one": np.float32(1),
+        "none": np.float32(0),
+        "tenth": np.float32(0.1),
+        "unit": np.eye(12, dtype=np.float32),
+    }
     lines.append(end.format(x=name, y="y"))
     constants |= {key: np.asarray(value) for key, value in values.items() if key in "\n".join(lines)}
     return f"g (float[12, 12] x) => ({kind}[] y) {{ {'  '.join(lines)} }}", constants
@@ -131,22 +142,54 @@ def test_integers_and_branches_are_those_of_the_model(target: str) -> None:
             np.testing.assert_array_equal(found, wanted, err_msg=text)
 
 
+def test_those_of_a_model_in_fp16_are_too() -> None:
+    """By ONNX's reference, which stores every tensor in its type."""
+    x = np.arange(144).reshape(12, 12)
+    for seed in range(60):
+        text, wide = arithmetic(seed)
+        constants = {name: value.astype(np.float16) for name, value in wide.items()}
+        text = text.replace("float[", "float16[")
+        model, proto = load_graph(text, constants, 18), parse(text, constants, 18)
+        optimize_model(model, OptimizeOptions(load_target("cuda")))
+        made = ReferenceEvaluator(to_proto(model))
+        for scale in (0.1, 0.7):
+            feeds = {"x": (x * scale).astype(np.float16)}
+            with np.errstate(all="ignore"):
+                (found,), (wanted,) = made.run(None, feeds), ReferenceEvaluator(proto).run(None, feeds)
+            np.testing.assert_array_equal(found, wanted, err_msg=text)
+
+
 # --- fp16 ---
 
 
 @pytest.mark.parametrize("scale", ["Mul (p, c)", "Mul (c, p)", "Div (p, d)"])
-def test_an_unfused_product_is_scaled_before_it(scale: str) -> None:
-    header = "g (float16[B, H, 4] x, float16[B, 4, W] z) => (float16[B, H, W] y)"
-    text = f"{header} {{ p = MatMul (x, z)  y = {scale} }}"
-    constants = {"c": np.array(1 / 64, np.float16), "d": np.array(64, np.float16)}
+@pytest.mark.parametrize("half", [True, False], ids=["becomes fp16", "is fp16"])
+def test_an_unfused_product_is_scaled_before_it(scale: str, half: bool) -> None:
+    kind, dtype = ("float", np.float32) if half else ("float16", np.float16)
+    header = f"g ({kind}[B, H, 4] x, {kind}[B, 4, W] z) => ({kind}[B, H, W] y)"
+    text = f"{header} {{ p = MatMul (x, z)  s = {scale}  y = {'Neg (s)' if half else 'Softmax <axis = -1> (s)'} }}"
+    constants = {"c": np.array(1 / 64, dtype), "d": np.array(64, dtype)}
     editor = edit(text, {name: value for name, value in constants.items() if name in scale.split("(")[1]})
-    assert scales.scale_before(editor, [np.dtype(np.float16)]) == 1
-    assert [node.op for node in editor.graph.nodes] == ["Mul", "MatMul"]
+    assert scales.scale_before(editor, half=half) == 1
+    assert [node.op for node in editor.graph.nodes][:2] == ["Mul", "MatMul"]
     tidy.run(editor)
     run_fold(editor)
-    assert [node.op for node in editor.graph.nodes] == ["Mul", "MatMul"]
-    x, z = np.full((1, 2, 4), 512, np.float16), np.full((1, 4, 2), 384, np.float16)
-    np.testing.assert_array_equal(run(editor.model, {"x": x, "z": z})[0], np.full((1, 2, 2), 12288))
+    assert [node.op for node in editor.graph.nodes][:2] == ["Mul", "MatMul"]
+    x, z = np.full((1, 2, 4), 512, dtype), np.full((1, 4, 2), 384, dtype)
+    np.testing.assert_array_equal(run(editor.model, {"x": x, "z": z})[0], np.full((1, 2, 2), -12288 if half else 0.5))
+
+
+def test_a_product_of_shares_is_not_made_smaller() -> None:
+    """Shares of 4096 rows, a 4096th of them: both factors are usual numbers of fp16, and what they make is nothing."""
+    text = """g (float[4096, 8] k, float[4096, 8] v) => (float[a, b] y) <float share = {0.000244140625}> {
+        p = Softmax <axis = 0> (k)  t = Transpose (p)  c = MatMul (t, v)  y = Mul (c, share) }"""
+    rng = np.random.default_rng(0)
+    feeds = {name: rng.standard_normal((4096, 8)).astype(np.float32) for name in "kv"}
+    model = load_graph(text, opset=18)
+    (wanted,) = run(model, feeds)
+    optimize_model(model, OptimizeOptions(load_target("rocm"), fp16=True))
+    (found,) = stored.run(model, feeds)
+    assert np.abs(found - wanted).max() <= 4e-3 * np.abs(wanted).max()
 
 
 KEPT = {
@@ -163,4 +206,12 @@ def test_other_products_stay(body: str) -> None:
     header = ATTENTION.replace("(float[B, H, W] y)", "(float[] y)")[:-1] + ", float[2] row = {0.5, 0.25}>"
     text = header.replace(" W]", " 2]")
     editor = edit(f"{text} {{ {body} }}", {"w": Described([4, 8], np.float32)})
-    assert scales.scale_before(editor, [np.dtype(np.float32)]) == 0
+    assert scales.scale_before(editor, half=True) == 0
+
+
+@pytest.mark.parametrize("factors", [(1e-30, 1e-30), (1e30, 1e30)], ids=["to zero", "to infinity"])
+def test_factors_whose_product_is_no_number_stay_apart(factors: tuple[float, float]) -> None:
+    text = """g (float[B, H, 4] x) => (float[B, H, 4] y) { a = Mul (x, first)  s = Mul (a, second)
+        y = Softmax <axis = -1> (s) }"""
+    made = {name: np.array(value, np.float32) for name, value in zip(("first", "second"), factors, strict=True)}
+    assert gather(edit(text, made)) == 0

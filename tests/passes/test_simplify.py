@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
@@ -147,6 +149,20 @@ def test_other_divisions_stay(case: tuple[str, str]) -> None:
     before = operators(editor)
     assert run_simplify(editor) == 0
     assert operators(editor) == before
+
+
+@pytest.mark.parametrize("mode", ["SAME_UPPER", "SAME_LOWER"])
+def test_automatic_pads_are_those_that_onnx_runtime_takes(mode: str) -> None:
+    """Where strides leave more than a kernel out they would be negative, and stay what the model says."""
+    for kernel, stride, size in product((1, 2, 3), (1, 2, 3, 5), (4, 5, 7)):
+        text = f"""g (float[1, 1, {size}, 6] x) => (float[a, b, c, d] y) {{
+            y = Conv <auto_pad = "{mode}", strides = [{stride}, 1]> (x, w) }}"""
+        weights = {"w": np.arange(1, kernel + 1, dtype=np.float32).reshape(1, 1, kernel, 1)}
+        check_step(text, run_simplify, weights=weights)
+        editor = edit(text, weights)
+        run_simplify(editor)
+        negative = (-(-size // stride) - 1) * stride + kernel < size
+        assert ("auto_pad" in attributes(editor, "Conv")) == negative
 
 
 def test_transposes_in_a_row_are_one() -> None:
