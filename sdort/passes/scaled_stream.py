@@ -78,38 +78,48 @@ def _norms(editor: Editor) -> list[_Norm]:
     whole = [
         _Norm(node, [node])
         for node in editor.graph.nodes
-        if node.op in _NORMS and editor.dtype(node.inputs[0]) == np.float32
+        if node.op in _NORMS and editor.dtype(node.inputs[0]) == np.float32 and not _shows_root(editor, node)
     ]
-    apart = [_decomposed(node) for node in editor.graph.nodes if node.op == "ReduceMean" and not node.domain]
+    means = [node for node in editor.graph.nodes if node.op == "ReduceMean" and not node.domain]
+    apart = [_decomposed(editor, node) for node in means]
     return whole + [norm for norm in apart if norm is not None and editor.dtype(norm.node.outputs[0]) == np.float32]
 
 
-def _decomposed(mean: gs.Node) -> _Norm | None:
-    """x / sqrt(mean(x^2) + epsilon) of single operators, by its mean."""
+def _shows_root(editor: Editor, norm: gs.Node) -> bool:
+    """Whether the root that a norm divides by is read as well, or goes out: it is as small as the stream."""
+    return any(tensor.name and (tensor.outputs or editor.is_output(tensor)) for tensor in norm.outputs[1:])
+
+
+def _decomposed(editor: Editor, mean: gs.Node) -> _Norm | None:
+    """x / sqrt(mean(x^2) + epsilon) of single operators that nothing else reads, by its mean."""
     square = producer(mean.inputs[0])
     if square is None or not (
         (square.op == "Mul" and square.inputs[0] is square.inputs[1])
         or (square.op == "Pow" and scalar(square.inputs[1]) == 2)
     ):
         return None
-    x, shifted = square.inputs[0], _only_reader(mean, "Add")
-    if shifted is None or not any(scalar(tensor) is not None for tensor in shifted.inputs):
+    x, shifted = square.inputs[0], _only_reader(editor, mean, "Add")
+    if (
+        shifted is None
+        or _only_reader(editor, square, "ReduceMean") is None
+        or not any(scalar(tensor) is not None for tensor in shifted.inputs)
+    ):
         return None
-    root = _only_reader(shifted, "Sqrt", "Pow")
+    root = _only_reader(editor, shifted, "Sqrt", "Pow")
     if root is None or (root.op == "Pow" and scalar(root.inputs[1]) != -0.5):
         return None
-    inverse = root if root.op == "Pow" else _only_reader(root, "Reciprocal", "Div")
+    inverse = root if root.op == "Pow" else _only_reader(editor, root, "Reciprocal", "Div")
     end = inverse
     if inverse is not None and (inverse.op != "Div" or inverse.inputs[0] is not x):
         one = inverse.op != "Div" or scalar(inverse.inputs[0]) is not None
-        end = _only_reader(inverse, "Mul") if one else None
+        end = _only_reader(editor, inverse, "Mul") if one else None
     if end is None or not any(tensor is x for tensor in end.inputs):
         return None
     return _Norm(shifted, [square, end])
 
 
-def _only_reader(node: gs.Node, *operators: str) -> gs.Node | None:
-    readers = node.outputs[0].outputs
+def _only_reader(editor: Editor, node: gs.Node, *operators: str) -> gs.Node | None:
+    readers = [] if editor.is_output(node.outputs[0]) else node.outputs[0].outputs
     return readers[0] if len(readers) == 1 and readers[0].op in operators and not readers[0].domain else None
 
 

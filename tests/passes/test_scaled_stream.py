@@ -94,6 +94,34 @@ def test_a_scaled_stream_computes_the_same(name: str, embedding: str, size: floa
     check_step(text, step, weights=constants, rtol=1e-5)
 
 
+SHOWN = {
+    "the square": "z = Sqrt (s1_q)",
+    "the mean": "z = Sqrt (s1_m)",
+    "the guarded mean": "z = Sqrt (s1_e)",
+    "the root": "z = Neg (s1_d)",
+    "the root's inverse": "z = Neg (s1_r)",
+}
+"""What else may be read of a norm that stands in parts."""
+
+
+@pytest.mark.parametrize("out", [False, True], ids=["read", "goes out"])
+@pytest.mark.parametrize("part", SHOWN)
+def test_what_is_read_of_a_norm_is_the_models(part: str, out: bool) -> None:
+    line = SHOWN[part]
+    name = line[line.index("(") + 1 : -1]
+    body = f"o = MatMul (x, w)  h = Add (x, o)  {norm('one by the root', 'h', 'y', 's1')}  {'' if out else line}"
+    text, constants = graph(body, "an input", {"w": np.eye(WIDTH), "last": [-1]})
+    text = text.replace("[p, q] y)", f"[p, q] y, float[r, s] {name if out else 'z'})")
+    check_step(text, scaled_stream.run, weights=constants, rtol=1e-5)
+
+
+def test_the_root_that_a_norm_gives_is_the_models() -> None:
+    text = """g (float[2, 5, 8] x) => (float[a, b, c] y, float[d, e, f] z) {
+        o = MatMul (x, w)  h = Add (x, o)  y, z = SimplifiedLayerNormalization (h, g) }"""
+    weights = {"w": np.eye(8, dtype=np.float32), "g": np.ones(8, np.float32)}
+    check_step(text, scaled_stream.run, weights=weights, rtol=1e-5)
+
+
 def test_it_costs_nothing() -> None:
     text, constants = encoder("Div", "a table")
     editor = edit(text, constants, 18)
