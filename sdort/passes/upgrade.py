@@ -194,6 +194,11 @@ def _batch_normalization(model: Model, node: gs.Node, opset: int) -> None:
         )
 
 
+def _roi_align(model: Model, node: gs.Node, opset: int) -> None:
+    """Before opset 16 coordinates were not shifted by half a pixel, which is the default since."""
+    node.attrs["coordinate_transformation_mode"] = "output_half_pixel"
+
+
 def _flattened_softmax(editor: Editor, node: gs.Node) -> bool:
     """Before opset 13 all axes from ``axis`` on were one: the same as the last alone where the others are 1."""
     shape, axis = editor.shape(node.inputs[0]), node.attrs.get("axis", 1)
@@ -255,4 +260,5 @@ CONVERTERS: dict[str, tuple[tuple[int, Converter], ...]] = {
     **{op: ((limit, _keep),) for op, ((limit, _),) in BY_SHAPE.items()},
     "Dropout": ((12, _dropout),),
     "BatchNormalization": ((14, _batch_normalization),),
+    "RoiAlign": ((16, _roi_align),),
 }

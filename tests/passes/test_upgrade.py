@@ -225,3 +225,17 @@ def test_a_word_that_came_later_is_not_written_into_an_earlier_opset() -> None:
     (node,) = model.graph.nodes
     assert upgrade.inexpressible(node, 19) is None
     assert upgrade.inexpressible(node, 18) is not None
+
+
+@pytest.mark.parametrize("opset", [11, 15, 16])
+def test_regions_lie_where_each_opset_has_them(opset: int) -> None:
+    """Before opset 16 no coordinate was shifted by half a pixel."""
+    settings = "output_height = 3, output_width = 2, sampling_ratio = 2, spatial_scale = 0.5"
+    text = f"""g (float[1, 2, 8, 8] x) => (float[a, b, c, d] y)
+        <float[2, 4] r = {{2.0, 2.0, 11.0, 13.0, 0.0, 5.0, 14.0, 15.0}}, int64[2] i = {{0, 0}}> {{
+        y = RoiAlign <{settings}> (x, r, i) }}"""
+    proto = parse(text, opset=opset)
+    feeds = feeds_for(proto, {})
+    model = upgraded(text, opset)
+    declare_opset(model, 18)
+    np.testing.assert_array_equal(run(model, feeds)[0], run(proto, feeds)[0])
