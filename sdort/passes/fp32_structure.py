@@ -29,11 +29,12 @@ SUMS = frozenset(
 """Operators that add up many elements, or multiply them."""
 _BENT = frozenset({"Sqrt", "Log", "Reciprocal"})
 """Operators of which small arguments decide the result."""
-_MOVES = frozenset(
+MOVES = frozenset(
     {"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Flatten", "Identity", "Expand", "Slice", "Split", "Gather",
      "GatherElements", "GatherND", "Concat", "Pad", "Tile", "Trilu", "DepthToSpace", "SpaceToDepth"}
 )  # fmt: skip
-_KEEPS = _MOVES | {"Neg", "Abs", "Relu", "LeakyRelu", "ReduceMax", "ReduceMin", "TopK"}
+"""Operators that move elements."""
+_KEEPS = MOVES | {"Neg", "Abs", "Relu", "LeakyRelu", "ReduceMax", "ReduceMin", "TopK"}
 """Operators whose results are of their first input's magnitude, and exact but for LeakyRelu's."""
 _JOINS = frozenset({"Add", "Sub", "Sum", "Mean", "Max", "Min", "Clip", "Where"})
 """Operators whose results are of the largest of their inputs' magnitudes."""
@@ -43,7 +44,8 @@ _WITH_CONSTANTS = _JOINS | _COMPARES | {"Mul", "Div", "Mod", "PRelu"}
 """Elementwise operators that a constant may be an input of."""
 _SHRINKS = frozenset({"Softmax", "Sigmoid", "Exp", "Div", "Sub", "Softplus"})
 """Operators whose results may be far smaller than what they are computed from."""
-_BLIND = frozenset({"Shape", "Size"})
+BLIND = frozenset({"Shape", "Size"})
+"""Operators that do not look at an element."""
 _FEW = 16
 """A sum of up to so many activations is taken for one, as the sum of two is."""
 _LIMIT = 1 << 14
@@ -87,7 +89,7 @@ def _walk(editor: Editor, kept: dict[int, gs.Node]) -> None:
     magnitudes: dict[str, Magnitude] = {}
     for node in editor.graph.nodes:
         reads = [t for t in node.inputs if t.name in magnitudes]
-        if node.op in _BLIND or not (id(node) in kept or reads):
+        if node.op in BLIND or not (id(node) in kept or reads):
             continue
         kept[id(node)] = node
         if node.op == "Div" and node.inputs[1] in reads and _values(node.inputs[0]) is None:
@@ -278,7 +280,7 @@ def _beyond(editor: Editor, tensor: gs.Tensor) -> bool:
 def _values(tensor: gs.Tensor) -> Array | None:
     """The values of a small constant, or of one that is moved or repeated."""
     node = producer(tensor)
-    while node is not None and node.op in _MOVES and node.op != "Concat" and not node.domain:
+    while node is not None and node.op in MOVES and node.op != "Concat" and not node.domain:
         tensor = node.inputs[0]
         node = producer(tensor)
     if node is not None and node.op == "ConstantOfShape":
