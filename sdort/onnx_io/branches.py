@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import onnx
 from onnx import AttributeProto, TypeProto, defs, helper, numpy_helper, shape_inference
-from onnx.reference import ReferenceEvaluator
 
 from sdort.model.signature import Array
 from sdort.onnx_io.check_model import check_opsets
 from sdort.onnx_io.check_nodes import check_nodes
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes
+from sdort.onnx_io.evaluate import evaluate_nodes
 
 LARGEST = 64
 """Tensors of up to this many elements are followed as values."""
@@ -64,6 +63,8 @@ class _Walk:
         self.values: dict[str, tuple[Array, Array]] = {}
         """Twice the elements of each small tensor, with the two numbers of :data:`_OPEN` for what is open."""
         self.taken = set(_names(model.graph))
+        self.inputs = {info.name for info in model.graph.input}
+        """An initializer of such a name is a default: a run may take another."""
         for info in model.graph.input:
             self.types[info.name] = info.type
         for tensor in model.graph.initializer:
@@ -88,9 +89,13 @@ class _Walk:
     def _constant(self, tensor: onnx.TensorProto) -> None:
         check_tensor(tensor, self.component)
         self.types.setdefault(tensor.name, helper.make_tensor_type_proto(tensor.data_type, list(tensor.dims)))
-        default = any(info.name == tensor.name for info in self.graph.input)  # a run may take another
         inline = tensor.data_location != onnx.TensorProto.EXTERNAL
-        if not default and inline and math.prod(tensor.dims) <= LARGEST and tensor_nbytes(tensor, self.component):
+        if (
+            tensor.name not in self.inputs
+            and inline
+            and math.prod(tensor.dims) <= LARGEST
+            and tensor_nbytes(tensor, self.component)
+        ):
             values = numpy_helper.to_array(tensor)
             self.values[tensor.name] = values, values
 
@@ -158,17 +163,7 @@ class _Walk:
         feeds = {name: self.values[name][which] for name in node.input if name}
         if node.op_type == "ConstantOfShape" and math.prod(map(int, feeds[node.input[0]])) > LARGEST:
             return None
-        inputs = [
-            helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(v.dtype), v.shape)
-            for n, v in feeds.items()
-        ]
-        graph = helper.make_graph([node], "one", inputs, [onnx.ValueInfoProto(name=node.output[0])])
-        try:
-            model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", self.opsets[""])])
-            results: Any = ReferenceEvaluator(model).run(None, feeds)
-            return np.asarray(results[0])
-        except Exception:  # any of numpy's; what cannot be computed is not known
-            return None
+        return evaluate_nodes([node], feeds, self.opsets[""])
 
     # --- branches ---
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import onnx_graphsurgeon as gs
 
 from sdort.model.domains import MICROSOFT
+from sdort.model.element_operators import BROADCAST, UNARY
 from sdort.model.operator import Category
 from sdort.operators import of_category
 from sdort.providers.target import Target
@@ -51,10 +52,7 @@ _NEEDED = {
 """The provider's operator without which none of a kind is fused."""
 _OTHERWISE = {GROUP_NORM: NO_IMAGE}
 """Why a kind stays where no rule says more."""
-_ELEMENTWISE = frozenset(
-    {"Add", "Sub", "Mul", "Div", "Relu", "Sigmoid", "Tanh", "Cast", "Clip", "LeakyRelu", "Neg", "Exp", "Sqrt", "Erf",
-     "Gelu", "HardSigmoid", "Identity"}
-)  # fmt: skip
+_ELEMENTWISE = UNARY | BROADCAST
 """Operators that layouts pass through."""
 
 

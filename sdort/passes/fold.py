@@ -28,9 +28,9 @@ from sdort.model.weights import (
     Weight,
     as_weight,
 )
+from sdort.onnx_io.evaluate import evaluate_nodes
 from sdort.passes.reshape import VIEWS
 from sdort.rewrite.editor import Editor, array, producer, scalar, weight
-from sdort.rewrite.evaluate import evaluate_nodes
 from sdort.rewrite.inference.facts import plain_attributes
 
 LARGEST_FOLDED = 1 << 16

@@ -16,8 +16,8 @@ from onnx import helper
 
 from sdort.model.signature import Array
 from sdort.model.symbolic import Dim, Expr, symbols
+from sdort.onnx_io.evaluate import evaluate_nodes
 from sdort.rewrite.editor import Editor, producer
-from sdort.rewrite.evaluate import evaluate_nodes
 from sdort.rewrite.inference.facts import plain_attributes
 
 LENGTHS = (1, 2, 7, 77)
