@@ -110,7 +110,7 @@ def caption(rows: Sequence[Row]) -> str:
 
 
 def date_text(rows: Sequence[Row]) -> str:
-    """``2026-11-22 12:42`` where the rows were measured; empty if it is not known."""
+    """``2026-11-22 12:42 UTC+01:00`` where the rows were measured; empty if it is not known."""
     return html.date_text(next((row.measured_at for row in rows if row.measured_at), ""))
 
 
