@@ -81,7 +81,7 @@ class System:
         """Folders that the dynamic linker searches: ``LD_LIBRARY_PATH``, ``/etc/ld.so.conf``, its own."""
         inherited = [part for part in self.environ.get("LD_LIBRARY_PATH", "").split(":") if part]
         names = (*inherited, *self._configured("etc/ld.so.conf"), *_LIBRARIES)
-        return [self.path(name) for name in dict.fromkeys(names)]
+        return [*dict.fromkeys(map(self.path, names))]
 
     def _configured(self, file: str) -> Iterator[str]:
         for line in (self.text(file) or "").splitlines():
