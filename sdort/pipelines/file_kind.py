@@ -134,7 +134,7 @@ def _describe(found: Architecture) -> str:
         name = f"{found.family} model"
     variant = f" ({found.variant})" if found.variant else ""
     lacks = f", without a {' and a '.join(found.lacks)}" if found.kind is Kind.CHECKPOINT and found.lacks else ""
-    article = "an" if re.match("[AEIOS](?![a-z])|[aeio]|up|Au", name) else "a"
+    article = "an" if re.match(r"[AEIOaeio]|S(?![a-z])|LTX|un?[cp]|x\d", name) else "a"  # an SDXL, an LTX, an x4
     return f"{article} {name}{variant}{lacks}"
 
 
