@@ -51,6 +51,8 @@ def channels_axis(node: onnx.NodeProto) -> int | None:
     operator = find_operator(node.domain, node.op_type)
     if operator is not None:
         return operator.channels_axis(operator.call_of(node)) if operator.channels_axis else None
+    if node.domain not in ("", "ai.onnx"):
+        return None
     transposed = node.op_type == "Gemm" and any(
         attribute.name == "transB" and attribute.i for attribute in node.attribute
     )

@@ -21,16 +21,25 @@ def definition(call: Call) -> str | None:
     attributes = call.attributes
     if attributes["transBatchA"] or attributes["transBatchB"]:
         return None
-    left, right = "ki" if attributes["transA"] else "ik", "jk" if attributes["transB"] else "kj"
+    left, right = (
+        f'Einsum <equation = "...ij->...ji"> ({name})' if attributes[f"trans{name}"] else f"Identity ({name})"
+        for name in "AB"
+    )
     return f"""
-      product = Einsum <equation = "...{left},...{right}->...ij"> (A, B)
+      left = {left}
+      right = {right}
+      product = MatMul (left, right)
       alpha = Constant <value_float = {attributes["alpha"]:.20f}> ()
       factor = CastLike (alpha, A)
       Y = Mul (product, factor)"""
 
 
 def operations(inputs: Sizes, outputs: Sizes) -> int | None:
-    return 2 * math.prod(outputs[0]) * inputs[0][-1]
+    """The inner size, whether A is turned or not, is what the result's rows leave of A's last two."""
+    (a, b), result = inputs[:2], outputs[0]
+    if len(a) < 2 or len(b) < 2:
+        return None
+    return 2 * math.prod(result[:-2]) * math.prod(a[-2:]) * result[-1]
 
 
 def channels_axis(call: Call) -> int:
