@@ -471,6 +471,7 @@ def test_forms_of_which_no_definition_is_known_have_none(
 # --- what targets take ---
 
 ATTENTION, GROUP_NORM, OWN_NORM = "com.microsoft.MultiHeadAttention", "com.microsoft.GroupNorm", "sdort.GroupNorm"
+GPUS = {"rocm", "cuda"}
 APART = dict.fromkeys(("query", "key", "value"), (2, 5, 12))
 TAKEN: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
     (ATTENTION, APART, {}, {"rocm", "cuda", "migraphx", "cpu"}),
