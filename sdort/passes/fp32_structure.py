@@ -11,7 +11,7 @@ find the nodes:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -75,7 +75,7 @@ ACTIVATION = Magnitude()
 
 def unheld_nodes(editor: Editor) -> set[str]:
     """Names of the nodes that compute, or read, what fp16 does not hold."""
-    kept = {id(node): node for node in _seeds(editor)}
+    kept = _seeds(editor)
     count = -1
     while count < len(kept):
         count = len(kept)
@@ -86,69 +86,94 @@ def unheld_nodes(editor: Editor) -> set[str]:
 
 def _walk(editor: Editor, kept: dict[int, gs.Node]) -> None:
     """Add what reads a tensor that fp16 does not hold."""
-    magnitudes: dict[str, Magnitude] = {}
+    magnitudes, dividends = dict[str, Magnitude](), list[gs.Tensor]()
     for node in editor.graph.nodes:
         reads = [t for t in node.inputs if t.name in magnitudes]
         if node.op in BLIND or not (id(node) in kept or reads):
             continue
         kept[id(node)] = node
         if node.op == "Div" and node.inputs[1] in reads and _values(node.inputs[0]) is None:
-            kept.update((id(n), n) for n in _spoiled(editor, node.inputs[0], True) if n.op == "MatMul")
+            dividends.append(node.inputs[0])
         result = ACTIVATION if node.domain else _result(editor, node, magnitudes)
         magnitudes.update({t.name: result for t in node.outputs if t.name and not result.fits and _is_float(editor, t)})
+    kept.update((id(n), n) for n in _spoiled(editor, dividends, True) if n.op == "MatMul")
 
 
 # --- back from sums, roots and guards ---
 
 
-def _seeds(editor: Editor) -> Iterator[gs.Node]:
+def _seeds(editor: Editor) -> dict[int, gs.Node]:
+    """Sums, roots, logarithms and guards, and what fp16 would spoil on the way to them, by ``id``."""
+    nodes, read = list[gs.Node](), {False: list[gs.Tensor](), True: list[gs.Tensor]()}
     for node in editor.graph.nodes:
         if node.domain or not any(_is_float(editor, t) for t in node.inputs):
             continue
         if node.op in SUMS and _is_float(editor, node.outputs[0]):
-            yield node
-            yield from _spoiled(editor, node.inputs[0], node.op == "ReduceLogSum")
+            nodes.append(node)
+            read[node.op == "ReduceLogSum"].append(node.inputs[0])
         elif (node.op in _BENT and node.op != "Reciprocal") or (node.op == "Pow" and _exponent(node) < 1):
-            yield node
-            yield from _spoiled(editor, node.inputs[0], True)
+            nodes.append(node)
+            read[True].append(node.inputs[0])
         elif node.op in _WITH_CONSTANTS:
-            yield from _guarded(editor, node)
+            nodes += _guarded(editor, node, read)
+    nodes += [node for small, tensors in read.items() for node in _spoiled(editor, tensors, small)]
+    return {id(node): node for node in nodes}
 
 
-def _guarded(editor: Editor, node: gs.Node) -> Iterator[gs.Node]:
-    """The node, if one of its constants is nothing in fp16, or beyond it, and what it is computed from."""
+def _guarded(editor: Editor, node: gs.Node, read: dict[bool, list[gs.Tensor]]) -> Iterator[gs.Node]:
+    """The node, if one of its constants is nothing in fp16, or beyond it, and what moves that.
+
+    Args:
+        read: takes what else the node is computed from, by whether small numbers count.
+    """
     small = [id(t) for t in node.inputs if _small(editor, t)]
     unheld = {*small, *(id(t) for t in node.inputs if _beyond(editor, t))}
     yield from [node] if unheld else []
     for tensor in node.inputs if unheld else []:
-        yield from _fillers(tensor) if id(tensor) in unheld else _spoiled(editor, tensor, bool(small))
+        if id(tensor) in unheld:
+            yield from _fillers(tensor)
+        else:
+            read[bool(small)].append(tensor)
 
 
-def _spoiled(editor: Editor, tensor: gs.Tensor, small: bool) -> list[gs.Node]:
-    """The nodes that fp16 would spoil a tensor in: what squares and, where small numbers count, what makes small."""
-    stack, found, seen = [(tensor, tuple[gs.Node, ...]())], dict[int, gs.Node](), set[int]()
+def _spoiled(editor: Editor, tensors: Iterable[gs.Tensor], small: bool) -> list[gs.Node]:
+    """The nodes that fp16 would spoil a tensor in, and those on the way from them to it.
+
+    These are what squares and, where small numbers count, what makes small. Every node is visited once for all tensors.
+    """
+    behind, found = dict[int, list[gs.Node]](), dict[int, gs.Node]()
+    stack: list[tuple[gs.Tensor, gs.Node | None]] = [(tensor, None) for tensor in tensors]
     while stack:
-        current, behind = stack.pop()
+        current, reader = stack.pop()
         node = producer(current)
         if node is None or node.domain or not _is_float(editor, current):
             continue
+        seen, readers = id(node) in behind, [] if reader is None else [reader]
+        behind.setdefault(id(node), []).extend(readers)
         if id(node) in found:
-            found.update({id(n): n for n in behind})
-        if id(node) in seen:
+            _mark(readers, behind, found)
+        if seen:
             continue
-        seen.add(id(node))
         computed = [t for t in node.inputs if t.name and _is_float(editor, t) and _values(t) is None]
-        if _spoils(node, len(computed), small):
-            found.update({id(n): n for n in (node, *behind)})
+        spoils = _spoils(node, len(computed), small)
+        if spoils:
+            _mark([node], behind, found)
             chained = {"Mul": ("Mul", "Pow"), "Pow": ("Mul", "Pow")}.get(node.op)
             computed = [t for t in computed if chained is None or (producer(t) or node).op in chained]
-            behind = ()
-        elif node.op in _KEEPS | _JOINS | {"Mul", "Div"}:
-            behind = (*behind, node)
-        else:
+        elif node.op not in _KEEPS | _JOINS | {"Mul", "Div"}:
             continue
-        stack.extend((t, behind) for t in computed if node.op not in SUMS)
+        stack.extend((t, None if spoils else node) for t in computed if node.op not in SUMS)
     return list(found.values())
+
+
+def _mark(nodes: Iterable[gs.Node], behind: dict[int, list[gs.Node]], found: dict[int, gs.Node]) -> None:
+    """Take nodes and all that stands behind them for found."""
+    stack = list(nodes)
+    while stack:
+        node = stack.pop()
+        if id(node) not in found:
+            found[id(node)] = node
+            stack.extend(behind[id(node)])
 
 
 def _spoils(node: gs.Node, computed: int, small: bool) -> bool:

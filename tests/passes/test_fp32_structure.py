@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import onnx_graphsurgeon as gs
 import pytest
 from support import stored
 from support.small_graphs import Array, edit, load, operators
@@ -18,6 +19,7 @@ from support.small_graphs import Array, edit, load, operators
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.passes import fp32_structure
 from sdort.providers import load_target
+from sdort.rewrite.editor import producer
 
 TOLERANCE = 8e-3
 """Of the largest element: three roundings to 11 bits of what a result is computed from, each 2^-11."""
@@ -214,3 +216,29 @@ def test_a_sum_ends_where_it_is_normalized() -> None:
     editor = edit(text, None, 18)
     kept = fp32_structure.unheld_nodes(editor)
     assert {node.op for node in editor.graph.nodes if node.name in kept} == set(operators(editor)) - {"Neg", "Sub"}
+
+
+def test_the_walks_are_linear_in_the_depth(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sums along a residual stream, each of which is made of all that was added before."""
+    calls = 0
+
+    def counted(tensor: gs.Tensor, *more: str) -> gs.Node | None:
+        nonlocal calls
+        calls += 1
+        return producer(tensor, *more)
+
+    monkeypatch.setattr(fp32_structure, "producer", counted)
+    steps = []
+    for layers in (20, 40):
+        body = "".join(
+            f"s{n} = ReduceSum (h{n}, last)  c{n} = Sub (h{n}, s{n})  "
+            f"m{n} = MatMul (c{n}, w)  h{n + 1} = Add (h{n}, m{n})  "
+            for n in range(layers)
+        )
+        values = {"last": np.array([-1]), "w": np.ones((WIDTH, WIDTH), np.float32)}
+        text = f"g (float[2, {WIDTH}] h0) => (float[p, q] y) {{ {body} y = Neg (h{layers}) }}"
+        editor, calls = edit(text, values, 18), 0
+        fp32_structure.unheld_nodes(editor)
+        steps.append(calls)
+    assert steps[0] > 0
+    assert steps[1] <= 2.2 * steps[0]
