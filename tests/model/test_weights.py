@@ -12,19 +12,23 @@ import pytest
 
 import sdort.model.pieces
 from sdort.errors import BadModelError
-from sdort.model.overflow import count_infinite, count_overflow
+from sdort.model.overflow import count_infinite, count_overflow, is_finite, subtract_sources
 from sdort.model.signature import Array
 from sdort.model.weights import (
+    Absent,
     Cast,
     Combined,
     Concatenated,
+    Dequantized,
     Inline,
     Reshaped,
     Scaled,
     Stored,
     Transposed,
     Weight,
+    as_weight,
     cast,
+    cast_values,
 )
 
 BASE = np.random.default_rng(0).standard_normal((6, 4, 20), np.float32)
@@ -181,3 +185,132 @@ def test_only_new_infinities_are_overflow(tmp_path: Path) -> None:
     assert count_overflow(weight.load(), weight) == 3
     twice = Concatenated([weight, weight], 0)
     assert count_overflow(twice.load(), twice) == 6
+
+
+# --- numbers in integers ---
+
+BYTES = np.random.default_rng(2).integers(-128, 128, (3, 4, 5)).astype(np.int8)
+
+
+@pytest.mark.parametrize("axis", [0, 1, 2, None])
+@pytest.mark.parametrize("shifted", [False, True])
+@pytest.mark.parametrize("dtype", [np.float32, np.float16])
+def test_integers_times_their_scales(axis: int | None, shifted: bool, dtype: type) -> None:
+    """(values - zero) * scale, along the axis; one of all is as well a scalar as a vector of one."""
+    size = 1 if axis is None else BYTES.shape[axis]
+    scale = np.linspace(0.25, 2, size).astype(dtype)
+    zero = np.arange(-3, size - 3).astype(np.int8)
+    place = [1, 1, 1]
+    place[axis or 0] = size
+    wanted = (BYTES.astype(np.float64) - zero.reshape(place) * shifted) * scale.reshape(place).astype(np.float64)
+    for shape in ((size,), ()) if axis is None else ((size,),):
+        parts = Inline(scale.reshape(shape)), Inline(zero.reshape(shape)) if shifted else None
+        weight = Dequantized(Inline(BYTES), *parts, axis or 0)
+        assert (weight.shape, weight.dtype) == (BYTES.shape, np.dtype(dtype))
+        np.testing.assert_allclose(weight.load(), wanted.astype(dtype), rtol=1e-3 if dtype == np.float16 else 1e-6)
+        np.testing.assert_array_equal(np.concatenate(list(weight.pieces(5))), weight.load().reshape(-1))
+        assert list(weight.leaves()) == [weight.operand, weight.scale, *([weight.zero] if shifted else [])]
+
+
+@pytest.mark.parametrize("part", ["scale", "zero"])
+def test_scales_that_do_not_fit_are_refused(part: str) -> None:
+    good, wrong = Inline(np.ones(4, np.float32)), Inline(np.ones(5, np.float32))
+    Dequantized(Inline(BYTES), good, good, 1)
+    parts = (wrong, good) if part == "scale" else (good, wrong)
+    with pytest.raises(ValueError, match=r"a scale of shape \(5,\) for \(3, 4, 5\), axis 1"):
+        Dequantized(Inline(BYTES), *parts, 1)
+
+
+# --- rounding, as deep as it may go ---
+
+
+def test_a_rounding_goes_below_what_moves_values_and_above_what_computes() -> None:
+    leaf, half = Inline(BASE), np.dtype(np.float16)
+    moved = cast(Concatenated([Transposed(Reshaped(leaf, (24, 20)), (1, 0)), Inline(BASE.reshape(20, 24))], 1), half)
+    assert isinstance(moved, Concatenated)
+    assert (moved.axis, moved.shape, moved.dtype) == (1, (20, 48), half)
+    left, right = moved.parts
+    assert isinstance(left, Transposed)
+    assert isinstance(left.operand, Reshaped)
+    assert isinstance(left.operand.operand, Cast)
+    assert isinstance(right, Cast)
+    wanted = np.concatenate([BASE.reshape(24, 20).T, BASE.reshape(20, 24)], 1).astype(half)
+    np.testing.assert_array_equal(moved.load(), wanted)
+    for computed in (Scaled(leaf, 0.3), Combined(leaf, 2, np.eye(20).tolist()), Cast(leaf, np.float64)):
+        rounded = cast(computed, half)
+        assert isinstance(rounded, Cast)
+        assert rounded.operand is computed
+
+
+def test_values_of_constants_are_rounded_as_they_are() -> None:
+    array = cast_values(np.array([1 + 2**-12, 1e6], np.float32), np.float16)
+    assert isinstance(array, np.ndarray)
+    assert (array.dtype, array.tolist()) == (np.dtype(np.float16), [1.0, np.inf])
+    weight = cast_values(Inline(BASE), np.float16)
+    assert isinstance(weight, Cast)
+    assert as_weight(weight) is weight
+    wrapped = as_weight(BASE)
+    assert isinstance(wrapped, Inline)
+    assert wrapped.load() is BASE
+
+
+def test_a_scale_is_rounded_once_whatever_the_type() -> None:
+    values = np.random.default_rng(5).standard_normal(1000)
+    for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
+        held = values.astype(dtype)
+        wide = held.astype(np.float64 if dtype == np.float64 else np.float32)
+        wanted = (wide * wide.dtype.type(1 / 3)).astype(dtype)
+        np.testing.assert_array_equal(Scaled(Inline(held), 1 / 3).load(), wanted)
+
+
+def test_parameters_without_values_say_what_to_do() -> None:
+    with pytest.raises(BadModelError, match="parameter 'p' has no values") as caught:
+        Absent("p", (2, 3), np.float32).load()
+    assert "Bind a checkpoint to it first (sdort export MODEL OUT)" in (caught.value.hint or "")
+
+
+def test_a_reshape_keeps_the_number_of_elements() -> None:
+    with pytest.raises(ValueError, match=r"cannot reshape \(6, 4, 20\) to \(6, 4, 21\)"):
+        Reshaped(Inline(BASE), (6, 4, 21))
+
+
+def test_sizes_in_bytes_and_leaves_in_order() -> None:
+    left, right = Inline(BASE), Inline(BASE[:1])
+    both = Concatenated([Cast(left, np.float16), Scaled(Cast(right, np.float16), 2)], 0)
+    assert both.nbytes == 7 * 4 * 20 * 2
+    assert list(both.leaves()) == [left, right]
+    assert str(both) == "Concatenated(shape=(7, 4, 20), dtype=float16)"
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_finite_is_what_has_neither_infinity_nor_nan(dtype: type) -> None:
+    largest = np.finfo(dtype).max
+    for values, finite in (
+        ([], True),
+        ([0, -largest, largest], True),
+        ([1, np.nan], False),
+        ([-np.inf, 1], False),
+        ([np.inf], False),
+    ):
+        assert is_finite(np.array(values, dtype)) is finite
+
+
+def test_infinities_that_sources_had_are_taken_off() -> None:
+    source = Inline(np.array([np.inf, -np.inf, 1e6, 1], np.float32))
+    weight = Cast(source, np.float16)
+    assert [subtract_sources(count, weight) for count in (3, 2, 0)] == [1, 0, 0]
+
+
+@pytest.mark.parametrize("row", [0, 1, 7, 100, 2**20])
+def test_pieces_are_whole_rows_of_about_one_size(row: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sdort.model.pieces, "PIECE", 64)
+    size = sdort.model.pieces.piece_size(row) if row else 64
+    assert size == max(64 // row, 1) * row if row else size == 64
+    values = np.arange(6 * max(row, 1))
+    found = list(sdort.model.pieces.split(values, row))
+    assert all(len(piece) % max(row, 1) == 0 for piece in found)
+    np.testing.assert_array_equal(np.concatenate(found), values)
+    assert (
+        sdort.model.pieces.gather(iter(found), (2, values.size // 2), values.dtype).tolist()
+        == values.reshape(2, -1).tolist()
+    )

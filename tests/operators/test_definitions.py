@@ -70,7 +70,9 @@ def defined(name: str, call: Call, feeds: Inputs) -> list[Array]:
     model = helper.make_model(graph, functions=[function], opset_imports=opsets, ir_version=10)
     model = onnx.inliner.inline_local_functions(model)
     expand(model)
-    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # steps that a form does not need
+    session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     return [np.asarray(value) for value in session.run(None, dict(feeds))]
 
 
