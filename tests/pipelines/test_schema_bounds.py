@@ -262,7 +262,8 @@ TABLES: dict[str, tuple[Kind, dict[str, Any]]] = {
             "opset": ((None, 1, 1000), (0, 1001, 17.0)),
             "origin": (
                 (None, {"description": "a", "weights": None}, {"description": "a", "weights": "b"}),
-                ({}, {"description": "a"}, {"weights": None}, {"description": None, "weights": None}, "a"),
+                ({}, {"description": "a"}, {"weights": None}, {"description": None, "weights": None},
+                    {"description": "a", "weights": 1}, "a"),
             ),
             "versions": ((None, {}, {str(n): "1" for n in range(64)}), ({"a": 1}, {str(n): "1" for n in range(65)})),
             "components": ((None, {}, {"unet": {"any": 1}}), ({"unet": 1}, [], {str(n): {} for n in range(65)})),
