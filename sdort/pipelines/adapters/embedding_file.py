@@ -85,7 +85,7 @@ def read_embedding(choice: EmbeddingChoice, widths: Mapping[str, int]) -> Embedd
     path = choice.path
     _refuse_other_kind(path)
     tensors = describe_tensors(read_header(path))
-    named = {_TENSORS.get(name): values for name, values in tensors.items() if name in _TENSORS}
+    named = {encoder: tensors[name] for name, encoder in _TENSORS.items() if name in tensors}
     if not named and len(tensors) == 1:
         (name, values), *_ = tensors.items()
         encoder = next((encoder for encoder, width in widths.items() if values.shape[-1:] == (width,)), None)
@@ -98,7 +98,7 @@ def read_embedding(choice: EmbeddingChoice, widths: Mapping[str, int]) -> Embedd
     if found != widths:
         raise _other_family(path, list(found.values()), widths)
     word = choice.word or _checked_word(path.stem if not name or _NAMELESS.fullmatch(name) else name, str(path))
-    vectors = {encoder: _vectors(path, values) for encoder, values in named.items() if encoder}
+    vectors = {encoder: _vectors(path, values) for encoder, values in named.items()}
     if len({len(rows) for rows in vectors.values()}) > 1:
         raise BadModelError(f"{path} has another number of vectors for each text encoder", hint="It is damaged.")
     return Embedding(path, word, vectors)
