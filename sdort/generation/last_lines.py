@@ -39,7 +39,8 @@ def _each(values: Iterable[str]) -> str:
 
 
 def _seeds(seeds: Sequence[int]) -> str:
-    first, last, distinct = seeds[0], max(seeds), sorted(set(seeds))
+    distinct = sorted(set(seeds))
+    first, last = distinct[0], distinct[-1]
     if first == last:
         return f"seed {first}"
     if distinct == list(range(first, last + 1)):

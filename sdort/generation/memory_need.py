@@ -271,7 +271,7 @@ def refuse_generation(
     weights = weight_bytes(folder, components) if held is None else 0
     controls = [file.path for file in control_files(request) if file.path.resolve() not in controls_open]
     weights += sum(_folder_bytes(path.parent) for path in controls)
-    what = f"generating {height}x{width} pixels, {min(images, request.images_at_once)} at once,"
+    what = f"generating {width}x{height} pixels, {min(images, request.images_at_once)} at once,"
     refuse_shortage(weights + needed, free, what)
     if request.refiner and not refiner_open:
         # At the least it takes the place of the base's UNet.
