@@ -130,8 +130,10 @@ def test_names_by_default_are_those_of_the_first_seed(tmp_path: Path, monkeypatc
     monkeypatch.chdir(tmp_path)
     assert generation(image(7), image(8), seed=7).save() == [Path("sdort-7-1.png"), Path("sdort-7-2.png")]
     # The name of all is another one where any of them is taken.
-    Path("sdort-7-1.png").unlink()
-    assert output_paths(None, 7, 2, overwrite=False) == [Path("sdort-7-run2-1.png"), Path("sdort-7-run2-2.png")]
+    for number in (1, 2):
+        Path(f"sdort-7-{number}.png").unlink()
+        assert output_paths(None, 7, 2, overwrite=False) == [Path("sdort-7-run2-1.png"), Path("sdort-7-run2-2.png")]
+        Path(f"sdort-7-{number}.png").touch()
     assert output_paths(None, 7, 1, overwrite=False) == [Path("sdort-7.png")]
     Path("sdort-7.png").symlink_to("nowhere")  # a name that is taken, though nothing is there
     Path("sdort-7-run2.png").touch()
