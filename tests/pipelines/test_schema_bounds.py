@@ -272,7 +272,7 @@ TABLES: dict[str, tuple[Kind, dict[str, Any]]] = {
                 (
                     [BAKED] * 1001, [{"name": "a"}], [{"scale": 1}], [{**BAKED, "scale": 1e6 + 1}], BAKED,
                     [{**BAKED, "bytes": -1}], [{**BAKED, "bytes": (1 << 50) + 1}], [{**BAKED, "path": 1}],
-                    [{**BAKED, "sha256": 1}], [{**BAKED, "name": 1}],
+                    [{**BAKED, "sha256": 1}], [{**BAKED, "name": 1}], [{**BAKED, "name": "x" * 4097}],
                 ),
             ),
             "words": ((None, [{"word": "a"}]), ([{}], [{"word": 1}], [{"word": "a", "bytes": -1}])),
