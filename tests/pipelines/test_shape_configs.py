@@ -139,6 +139,7 @@ def test_a_controlnets_image() -> None:
     for block, width in enumerate((16, 24, 24, 48)):
         net[f"{image}.blocks.{block}.weight"] = (width, 16, 3, 3)
     found = shape_configs.controlnet_config(net)
+    assert found["_class_name"] == "ControlNetModel"
     assert found["conditioning_channels"] == 5
     assert found["conditioning_embedding_out_channels"] == [16, 24, 48]
     assert (found["cross_attention_dim"], found["transformer_layers_per_block"]) == (48, 1)
