@@ -20,6 +20,7 @@ from sdort.benchmark.timing import LEAST
 from sdort.console import say, to_json, warn
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import MARGIN as PERCENT
+from sdort.errors.option_types import typed
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import check_output_file, check_output_folder, real, write_atomically
@@ -69,6 +70,7 @@ class Files:
             check_output_folder(self.plots, self.overwrite)
 
 
+@typed
 def bench(
     pipeline: str | Path,
     *,

@@ -10,6 +10,7 @@ from sdort.console import document
 from sdort.doctor.cache_entries import KINDS, CacheEntry, remove
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import OLDER_THAN
+from sdort.errors.option_types import typed
 from sdort.machine.cache_folder import cache_folder
 
 
@@ -45,6 +46,7 @@ class CacheCleaning:
     bytes: int
 
 
+@typed
 def list_cache(kinds: Collection[str] = ()) -> CacheReport:
     """List what sdort keeps between runs.
 
@@ -68,6 +70,7 @@ def list_cache(kinds: Collection[str] = ()) -> CacheReport:
     return CacheReport(cache_folder(), entries)
 
 
+@typed
 def clean_cache(
     kinds: Collection[str] = (), *, older_than: float | None = None, dry_run: bool = False
 ) -> CacheCleaning:

@@ -8,10 +8,12 @@ from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
 from sdort.doctor.software import installed_software
 from sdort.errors import SdortError
 from sdort.errors.number_ranges import DEVICE_ID
+from sdort.errors.option_types import typed
 from sdort.machine.system import System
 from sdort.ops.library import Description, built_library, describe_library
 
 
+@typed
 def diagnose(*, provider: str | None = None, device_id: int = 0) -> Diagnosis:
     """Examine this machine: ONNX Runtime, GPUs, drivers, caches, permissions, disk and memory.
 

@@ -5,26 +5,55 @@ Python takes any text for true; an option that is switched on by ``"no"`` is wor
 
 from __future__ import annotations
 
+import inspect
 import math
 import numbers
 import os
+import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
-from typing import Any, Union, get_args, get_origin
+from types import SimpleNamespace
+from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import RANGES, shown
 
-_WORDS = {
+P = ParamSpec("P")
+R = TypeVar("R")
+_KEYWORD, _OPTIONS = inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD
+_WORDS: Mapping[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "a text",
     Path: "a path",
     Sequence: "a list",
+    Collection: "a list",
     Mapping: "a table",
+    Callable: "a function",
 }
+
+
+def typed(function: Callable[P, R]) -> Callable[P, R]:
+    """A command's function whose parameters are held to their annotations, as :func:`check_types` holds options.
+
+    None is taken where an annotation names it. Options that are taken as ``**options`` are checked where they are read.
+    """
+    signature, module = inspect.signature(function), sys.modules[function.__module__]
+    kinds = {name: each.kind for name, each in signature.parameters.items() if each.kind is not _OPTIONS}
+    # Without the others, whose types are there for type checkers alone.
+    texts = SimpleNamespace(__annotations__={name: signature.parameters[name].annotation for name in kinds})
+
+    @wraps(function)
+    def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+        given, annotations = signature.bind(*args, **kwargs).arguments, get_type_hints(texts, vars(module))
+        for name in [name for name in given if name in kinds]:
+            _check(_option(name) if kinds[name] is _KEYWORD else name, name, given[name], annotations[name])
+        return function(*args, **kwargs)
+
+    return checked
 
 
 def check_types(options: Mapping[str, object], annotations: Mapping[str, Any]) -> None:
@@ -34,17 +63,29 @@ def check_types(options: Mapping[str, object], annotations: Mapping[str, Any]) -
 
     Args:
         options: name -> value.
-        annotations: name -> type, as :func:`typing.get_type_hints` gives it, of at least these names.
+        annotations: name -> type, as :func:`typing.get_type_hints` gives it, of all options that there are.
 
     Raises:
+        TypeError: there is no option of that name.
         UsageError: which option, its value, and what it takes.
     """
+    if unknown := sorted(options.keys() - annotations.keys()):
+        raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(annotations)}")
     for name, value in options.items():
-        if value is None or fits(value, annotations[name]):
-            continue
-        if name in RANGES:
-            RANGES[name].check(value)  # says the bounds too
-        raise UsageError(f"--{name.replace('_', '-')} {shown(value)} is not {_words(annotations[name])}")
+        if value is not None:
+            _check(_option(name), name, value, annotations[name])
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def _check(words: str, name: str, value: object, annotation: Any) -> None:
+    if fits(value, annotation):
+        return
+    if name in RANGES and {int, float} & {*_parts(annotation)}:
+        RANGES[name].check(value)  # says the bounds too
+    raise UsageError(f"{words} {shown(value)} is not {_words(annotation)}")
 
 
 def fits(value: object, annotation: Any) -> bool:
@@ -56,10 +97,14 @@ def fits(value: object, annotation: Any) -> bool:
         return True
     if annotation in (None, types.NoneType):
         return value is None
+    if origin is Literal:
+        return isinstance(value, str) and value in arguments
     if origin is Mapping:
         return isinstance(value, Mapping) and all(fits(each, arguments[1]) for each in value.values())
-    if origin is Sequence:
-        return _is_list(value) and all(fits(each, arguments[0]) for each in value)  # type: ignore[attr-defined]
+    if origin in (Sequence, Collection):
+        return _is_list(value) and all(fits(each, arguments[0]) for each in _different(value))
+    if origin is tuple:
+        return _is_list(value) and len(value) == len(arguments) and all(map(fits, value, arguments))
     return callable(value) if origin is Callable else _is_plain(value, origin or annotation)
 
 
@@ -82,14 +127,34 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _is_list(value: object) -> bool:
-    """Whether it is a list, a tuple, a range or numpy's array: a text is none, though it has parts."""
-    return hasattr(value, "tolist") or (isinstance(value, Sequence) and not isinstance(value, str | bytes | bytearray))
+def _is_list(value: object) -> TypeGuard[Collection[object]]:
+    """Whether it is a list, a tuple, a range, a set or numpy's array: a text is none, though it has parts."""
+    is_collection = isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
+    return is_collection and getattr(value, "ndim", 1) > 0
+
+
+def _different(values: Collection[object]) -> Iterable[object]:
+    """The values of a list, of a range one: all of it are whole numbers, and it may have billions."""
+    return values[:1] if isinstance(values, range) else values
+
+
+def _parts(annotation: Any) -> list[Any]:
+    """The types that an annotation allows beside None."""
+    parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
+    return [part for part in parts if part is not types.NoneType]
 
 
 def _words(annotation: Any) -> str:
-    """``a whole number, a text or a list`` for ``int | str | Sequence[int] | None``."""
-    parts = get_args(annotation) if get_origin(annotation) in (Union, types.UnionType) else (annotation,)
-    kinds = [get_origin(part) or part for part in parts if part is not types.NoneType]
-    words = [_WORDS.get(kind) or getattr(kind, "__name__", str(kind)) for kind in kinds]
+    """``a whole number, a text or a list (each a whole number)`` for ``int | str | Sequence[int] | None``."""
+    words = [*dict.fromkeys(word for part in _parts(annotation) for word in _words_of(part))]
     return " or ".join(filter(None, (", ".join(words[:-1]), words[-1])))
+
+
+def _words_of(part: Any) -> list[str]:
+    kind, arguments = get_origin(part) or part, get_args(part)
+    if kind is Literal:
+        return [*map(repr, arguments)]
+    if kind is tuple:
+        return [f"a list of {len(arguments)}"]
+    word = str(_WORDS.get(kind) or getattr(kind, "__name__", kind))
+    return [f"{word} (each {_words(arguments[-1])})" if kind in (Sequence, Collection, Mapping) else word]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from sdort.console import detail, progress
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
+from sdort.errors.option_types import typed
 from sdort.exporter.adaptation import Adaptation, adapt
 from sdort.exporter.bind import bind
 from sdort.exporter.export_options import ExportOptions, ExportRequest, StaticSize, check_options
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@typed
 def export(
     model: str | Path,
     out: str | Path,
@@ -80,6 +82,7 @@ def export(
     return _export(str(model), Path(out), check_options(options), overwrite, make_signer(sign, certificate))
 
 
+@typed
 def plan_export(
     model: str | Path, out: str | Path, *, overwrite: bool = False, **options: Unpack[ExportOptions]
 ) -> WritePlan:

@@ -6,11 +6,12 @@ import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import TypedDict, get_type_hints
 
 from sdort.demo import demo_adapter
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE
+from sdort.errors.option_types import check_types
 from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles
 from sdort.exporter.replacements import Replacements
 from sdort.machine.cache_folder import traces_folder
@@ -111,8 +112,10 @@ def check_options(options: ExportOptions) -> ExportRequest:
     """The options with defaults filled in.
 
     Raises:
+        TypeError: there is no option of that name.
         UsageError: a value is none that the option can have.
     """
+    check_types(options, get_type_hints(ExportOptions))
     static, cache_dir = options.get("static"), options.get("cache_dir")
     config, vae, encoder = options.get("config"), options.get("vae"), options.get("image_encoder")
     return ExportRequest(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sdort.console import progress, say
 from sdort.errors import ParityError
+from sdort.errors.option_types import typed
 from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.canvas import make_canvas
 from sdort.generation.control_plan import plan_controls
@@ -203,6 +204,7 @@ class Pipeline:
         )
 
 
+@typed
 def load(
     pipeline: str | Path,
     *,
@@ -277,6 +279,7 @@ def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
     return Pipeline(models, options, seconds, device)
 
 
+@typed
 def run(
     pipeline: str | Path, prompt: str | Sequence[str] = (), *, placement: bool = False, **options: Unpack[RunOptions]
 ) -> Generation:

@@ -35,7 +35,7 @@ from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import find_scheduler
 
-_ANNOTATIONS = {"prompt": str | Sequence[str], **annotations_of(GenerationOptions)}
+_PROMPT, _OPTIONS = {"prompt": str | Sequence[str]}, annotations_of(GenerationOptions)
 
 
 @dataclass(frozen=True)
@@ -195,12 +195,8 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         TypeError: there is no option of that name.
     """
     settings: dict[str, Any] = dict(options)
-    unknown = sorted(settings.keys() - GenerationOptions.__annotations__.keys())
-    if unknown:
-        raise TypeError(
-            f"there is no option {', '.join(unknown)}; there are {', '.join(GenerationOptions.__annotations__)}"
-        )
-    check_types({"prompt": prompt, **settings}, _ANNOTATIONS)
+    check_types(settings, _OPTIONS)
+    check_types({"prompt": prompt}, _PROMPT)
     drawn = _drawn(prompt, settings)
     if drawn:
         settings = settings | drawn.options

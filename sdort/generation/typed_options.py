@@ -178,8 +178,6 @@ def runtime_options(options: LoadOptions, **more: Any) -> RuntimeOptions:
         TypeError: there is no option of that name.
         UsageError: a value is of another type than its option's.
     """
-    if unknown := sorted(options.keys() - LoadOptions.__annotations__.keys()):
-        raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(LoadOptions.__annotations__)}")
     check_types(options, annotations_of(LoadOptions))
     given: dict[str, Any] = {**options, "provider_options": options.get("provider_options") or {}}
     return RuntimeOptions(**given, **more)

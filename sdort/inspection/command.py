@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdort.console import document
+from sdort.errors.option_types import typed
 from sdort.inspection.description import Change, Component, compare_components, inspect_path
 from sdort.onnx_io.components import find_models
 from sdort.pipelines.wrong_input import expect_onnx
@@ -49,6 +50,7 @@ class Placements:
     remarks: list[str] = field(metadata={"json": None})
 
 
+@typed
 def inspect(path: str | Path, *, providers: Sequence[str] = PROVIDER_NAMES) -> Inspection:
     """Describe the operators, inputs, outputs and weights of a model. Weights are not read.
 
@@ -66,6 +68,7 @@ def inspect(path: str | Path, *, providers: Sequence[str] = PROVIDER_NAMES) -> I
     return Inspection(inspect_path(Path(path), providers))
 
 
+@typed
 def compare(before: str | Path, after: str | Path) -> ModelDiff:
     """Compare two models or pipelines: operators, weights, opsets, inputs and outputs.
 
@@ -79,6 +82,7 @@ def compare(before: str | Path, after: str | Path) -> ModelDiff:
     return ModelDiff(*paths, compare_components(*(inspect_path(path, ()) for path in paths)))
 
 
+@typed
 def placement(path: str | Path, provider: str) -> Placements:
     """Open each model on an execution provider, and see where ONNX Runtime puts its nodes.
 

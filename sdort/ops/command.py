@@ -8,6 +8,7 @@ from pathlib import Path
 
 from sdort.console import document
 from sdort.errors import ProviderError
+from sdort.errors.option_types import typed
 from sdort.ops.build import Build, BuildOptions, build, cache_bytes, last_build
 from sdort.ops.library import Description, describe_library, library_hash, tuning_table
 from sdort.ops.table import Entry, read_table
@@ -50,6 +51,7 @@ class OpsTuning:
     """Its lines."""
 
 
+@typed
 def build_ops(
     *,
     architectures: Sequence[str] = (),

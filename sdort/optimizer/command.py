@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Literal
 
 from sdort.console import detail, progress, to_json, warn
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
+from sdort.errors.option_types import typed
 from sdort.machine.disk import WritePlan
 from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.weights import Weight
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
 GROUP_NORMS = (f"{MICROSOFT}.GroupNorm", f"{MICROSOFT}.SkipGroupNorm")
 
 
+@typed
 def optimize(
     source: str | Path,
     out: str | Path,
@@ -150,6 +152,7 @@ def optimize(
     return result
 
 
+@typed
 def plan_optimize(
     source: str | Path,
     out: str | Path,

@@ -13,6 +13,7 @@ import numpy as np
 
 from sdort.console import document
 from sdort.errors import UsageError, did_you_mean
+from sdort.errors.option_types import typed
 from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.fact import Fact
 from sdort.model.operator import Call
@@ -93,6 +94,7 @@ class FusionList:
     """Beside them, what ``--disable`` takes, and what that leaves out."""
 
 
+@typed
 def list_fusions(names: Sequence[str] = ()) -> FusionList:
     """Describe fusions.
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from sdort.console import document
 from sdort.errors import BadModelError, UsageError
+from sdort.errors.option_types import typed
 from sdort.machine.distributions import pip
 from sdort.machine.input_file import read_input
 from sdort.pipelines.own_files import SIGNATURE, is_plain, places_in
@@ -95,6 +96,7 @@ def make_signer(key: str | Path | None, certificate: str | Path | None) -> Signe
     return Signer(Path(key), Path(certificate) if certificate else None) if key is not None else None
 
 
+@typed
 def verify_signature(folder: str | Path, trusted: str | Path) -> SignatureCheck:
     """Verify that a folder is what the holder of a key signed: every file, none missing, none added.
 

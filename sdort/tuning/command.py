@@ -9,6 +9,7 @@ from typing import Any
 
 from sdort.console import document
 from sdort.errors.number_ranges import OLDER_THAN
+from sdort.errors.option_types import typed
 from sdort.ops.library import AUTO
 from sdort.tuning.archive import export_bundles, import_bundles
 from sdort.tuning.bundle import Bundle, BundleError
@@ -101,6 +102,7 @@ class TuningPrune:
     """The bundles."""
 
 
+@typed
 def list_tuning(*, custom_ops: str = AUTO) -> TuningCache:
     """List what is kept, and whether runs on this machine use it.
 
@@ -115,6 +117,7 @@ def list_tuning(*, custom_ops: str = AUTO) -> TuningCache:
     return TuningCache(store.folder, [_report(status) for status in statuses(store, custom_ops=custom_ops)])
 
 
+@typed
 def export_tuning(file: str | Path, *, names: Sequence[str] = (), overwrite: bool = False) -> TuningExport:
     """Write bundles to a tar archive, to be imported on a machine of the same kind.
 
@@ -133,6 +136,7 @@ def export_tuning(file: str | Path, *, names: Sequence[str] = (), overwrite: boo
     return TuningExport(path, path.stat().st_size, [bundle.name for bundle in bundles])
 
 
+@typed
 def import_tuning(
     file: str | Path, *, any_machine: bool = False, device_id: int = 0, custom_ops: str = AUTO
 ) -> TuningImport:
@@ -155,6 +159,7 @@ def import_tuning(
     return TuningImport([bundle.name for bundle in done.bundles], done.elsewhere)
 
 
+@typed
 def verify_tuning(names: Sequence[str] = ()) -> TuningCheck:
     """Compare every file of bundles with its hash.
 
@@ -172,6 +177,7 @@ def verify_tuning(names: Sequence[str] = ()) -> TuningCheck:
     return TuningCheck([_report(status) for status in checked])
 
 
+@typed
 def prune_tuning(
     *, older_than: float | None = None, foreign: bool = False, dry_run: bool = False, custom_ops: str = AUTO
 ) -> TuningPrune:

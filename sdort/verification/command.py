@@ -9,6 +9,7 @@ from typing import Literal
 from sdort.console import say
 from sdort.engines.default_prompts import default_prompts
 from sdort.errors import UsageError
+from sdort.errors.option_types import typed
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import check_output_file, write_atomically
@@ -19,6 +20,7 @@ from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.verification_page import verification_page
 
 
+@typed
 def verify(
     candidate: str | Path,
     *,

@@ -16,6 +16,7 @@ from typing import Any
 
 from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
+from sdort.errors.option_types import typed
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import ENCODER
 from sdort.pipelines.content_check import checked
@@ -37,6 +38,7 @@ _RUNS = 5
 """How often an item runs at most until nothing new is found: the first run finds nearly all."""
 
 
+@typed
 def warm(
     pipeline: str | Path,
     *,
@@ -109,6 +111,7 @@ def warm(
     return _warm(Path(pipeline), options)
 
 
+@typed
 def plan_warm(
     pipeline: str | Path,
     *,

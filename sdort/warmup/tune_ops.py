@@ -14,6 +14,7 @@ from pathlib import Path
 from sdort.console import progress
 from sdort.errors import ProviderError
 from sdort.errors.number_ranges import BATCH_SIZE, check_sizes
+from sdort.errors.option_types import typed
 from sdort.ops.command import OpsTuning
 from sdort.ops.library import ON, resolve, tuning_table
 from sdort.ops.table import read_table
@@ -22,6 +23,7 @@ from sdort.providers import AUTO
 _ONE_VARIANT = "On the CPU there is one variant of each kernel."
 
 
+@typed
 def tune_ops(
     pipeline: str | Path,
     *,

@@ -23,6 +23,7 @@ from support.tiny_pipeline import Tiny
 import sdort
 from sdort import console
 from sdort.cli import COMMANDS, cli
+from sdort.errors import UsageError
 from sdort.exporter.export_options import ExportOptions
 from sdort.generation.preview import PreviewOptions
 from sdort.generation.request import Request
@@ -206,7 +207,29 @@ def test_every_option_of_a_generation_is_documented() -> None:
     assert kinds == [ast.AnnAssign, ast.Expr] * (len(kinds) // 2)
 
 
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_a_function_refuses_values_of_other_types(name: str) -> None:
+    """Before it reads or writes anything: text is no switch, and no list of names."""
+    needed = {"run": {"prompt": "a"}}.get(name, {})
+    for parameter in inspect.signature(function(name)).parameters.values():
+        if parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD:
+            needed[parameter.name] = "nothing"
+    options = {option: str(hint) for each in OPTIONS.get(name, ()) for option, hint in each.__annotations__.items()}
+    own = inspect.signature(function(name)).parameters.values()
+    kinds = {each.name: str(each.annotation) for each in own if each.kind != each.VAR_KEYWORD} | options
+    for parameter_name, kind in kinds.items():
+        is_text = re.search(r"(?<!\[)\bstr\b(?!\])", kind)
+        wrong = [object(), *([] if is_text else ["no"])]
+        if parameter_name not in options and "None" not in kind:
+            wrong.append(None)
+        for value in wrong:
+            with pytest.raises(UsageError, match=parameter_name.replace("_", "[_-]")):
+                function(name)(**{**needed, parameter_name: value})
+
+
 def test_an_option_that_there_is_not_is_refused(tiny: Tiny) -> None:
+    with pytest.raises(TypeError, match="there is no option component; there are components, "):
+        sdort.export("demo", "model", component="unet")  # type: ignore[call-arg]
     with pytest.raises(TypeError, match=r"there is no option step; there are prompts, .*, steps, "):
         sdort.run(tiny.onnx, "a", step=3)  # type: ignore[call-arg]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from sdort.console import document
 from sdort.errors import OutputError, UsageError
+from sdort.errors.option_types import typed
 from sdort.errors.plain_text import some
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
@@ -69,6 +70,7 @@ class NodeFolder:
     written: bool
 
 
+@typed
 def write_comfyui_nodes(path: str | Path, *, overwrite: bool = False) -> NodeFolder:
     """Write the folder of nodes.
 
@@ -92,6 +94,7 @@ def write_comfyui_nodes(path: str | Path, *, overwrite: bool = False) -> NodeFol
     return NodeFolder(out, True)
 
 
+@typed
 def remove_comfyui_nodes(path: str | Path) -> NodeFolder:
     """Remove the folder of nodes.
 
