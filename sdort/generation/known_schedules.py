@@ -1,8 +1,8 @@
 """Schedules as numbers, kept between runs: who asks for a known one again imports no diffusers, which takes seconds.
 
 An entry is a line of JSON and the arrays of :class:`Recurrence` behind it. Its key has everything that the numbers
-depend on: the scheduler's config, all that a request says but what no scheduler reads (:data:`BESIDE`; the scheduler
-is made without it), and the sources of diffusers' schedulers and of sdort's own part.
+depend on: the scheduler's config, all that a request says of it (its ``scheduler_options``; a scheduler is made of
+nothing else), and the sources of diffusers' schedulers and of sdort's own part.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from typing import Any
@@ -37,15 +37,6 @@ _SOURCES: Mapping[str, Mapping[str, Collection[str]]] = {
     "sdort": {"": ("generation", "pipelines")},
 }
 """Packages -> the folders of theirs that make the numbers."""
-BESIDE = frozenset(
-    {"prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "clip_skip", "prompt_weighting", "steps",
-     "guidance_scale", "height", "width", "seed", "num_images", "images_at_once", "vae_tiling", "vae_slicing", "lora",
-     "control", "ip_adapter_image", "guess_mode", "init_image", "strength", "mask", "mask_blur", "only_masked",
-     "mask_padding", "variation_seed", "variation_strength", "hires", "hires_upscale", "hires_strength", "hires_steps",
-     "refiner", "refiner_start", "aesthetic_score", "negative_aesthetic_score"}
-)  # fmt: skip
-"""Fields of a request that no scheduler reads. Steps and strength are in the schedule's own length and part. A field
-that is not here is in the key."""
 _TIMES = ("int64", "int32", "float64", "float32")
 
 
@@ -97,12 +88,7 @@ class KnownSchedule:
 
     def scheduler(self) -> Any:
         """Diffusers' scheduler, a new one each time."""
-        return scheduler_of(self.folder, type(self.request)("", **self._settings()), self.steps)
-
-    def _settings(self) -> dict[str, Any]:
-        """All that a scheduler may read of the request."""
-        values = {each.name: getattr(self.request, each.name) for each in fields(self.request)}
-        return {name: value for name, value in values.items() if name not in BESIDE}
+        return scheduler_of(self.folder, self.request, self.steps)
 
     def _store(self, part: Part | None, content: bytes) -> None:
         latest = process_start_ns() + 1_000_000_000
@@ -116,7 +102,7 @@ class KnownSchedule:
             "versions": _versions(),
             "sources": {name: sources.digest for name, sources in _sources().items()},
             "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),  # may hold Infinity
-            "settings": self._settings(),
+            "options": self.request.scheduler_options,
             "steps": self.steps,
             "part": part and [part.first, part.last, part.begin.value, part.masked],
         }

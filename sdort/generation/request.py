@@ -42,7 +42,7 @@ from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import IpAdapterImage
 from sdort.generation.prompt_schedule import check_prompt, read_parts
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting
-from sdort.generation.schedulers import load_scheduler, set_steps
+from sdort.generation.schedulers import SchedulerOptions, load_scheduler, set_steps
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import static_size
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
@@ -147,6 +147,11 @@ class Request:
             )
 
     @property
+    def scheduler_options(self) -> SchedulerOptions:
+        """All that it says of its scheduler: by these a schedule is known again."""
+        return {"name": self.scheduler, "timestep_spacing": self.timestep_spacing, "eta": self.eta}
+
+    @property
     def parts(self) -> list[tuple[str, float]]:
         """The parts of the prompt, which ``AND`` divides, and their weights."""
         return read_parts(self.prompt, self.prompt_weighting)
@@ -241,9 +246,7 @@ def scheduler_of(folder: PipelineFolder, request: Request, steps: int | None = N
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler, or it cannot do what is asked.
     """
-    scheduler = load_scheduler(
-        folder.path / "scheduler", request.scheduler, timestep_spacing=request.timestep_spacing, eta=request.eta
-    )
+    scheduler = load_scheduler(folder.path / "scheduler", **request.scheduler_options)
     set_steps(scheduler, steps or request.steps)
     return scheduler
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -29,6 +29,14 @@ from sdort.pipelines.scheduler_names import (
 
 STUMBLES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError)
 """Exceptions of a scheduler of diffusers whose config has values that do not go together."""
+
+
+class SchedulerOptions(TypedDict):
+    """Options that make a scheduler beside a pipeline's config: all that :func:`load_scheduler` takes."""
+
+    name: str | None
+    timestep_spacing: str | None
+    eta: float | None
 
 
 def load_scheduler(

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from sdort.generation.known_schedules import KnownSchedule
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.request import Request, scheduler_of
 from sdort.generation.schedule_part import WHOLE, Begin, Part
+from sdort.generation.schedulers import SchedulerOptions, load_scheduler
 from sdort.generation.step_conditions import StepConditions
 from sdort.machine.cache_folder import schedules_folder
 from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
@@ -130,7 +132,7 @@ OTHER_VALUES = {"scheduler": "heun", "timestep_spacing": "trailing", "eta": 0.3}
 
 
 def test_every_option_that_a_scheduler_reads_is_in_the_key_of_its_schedule(known: KnownSchedule) -> None:
-    """Those of the dataclass, so that a new one is there or in BESIDE; and none of BESIDE is read."""
+    """A scheduler is made of its own options alone, all of which are in the key."""
     read: set[str] = set()
 
     class Spy(Request):
@@ -138,16 +140,15 @@ def test_every_option_that_a_scheduler_reads_is_in_the_key_of_its_schedule(known
             read.add(name)
             return super().__getattribute__(name)
 
-    names = {each.name for each in fields(Request)}
-    assert names == known_schedules.BESIDE | OTHER_VALUES.keys()
+    options = inspect.signature(load_scheduler).parameters.keys() - {"folder"}
+    assert SchedulerOptions.__annotations__.keys() == options == Request("").scheduler_options.keys()
     keys = [json.dumps(replace(known, request=Request("", **change))._key(WHOLE))  # type: ignore[arg-type]
             for change in ({}, *({name: value} for name, value in OTHER_VALUES.items()))]  # fmt: skip
-    assert len(set(keys)) == len(keys)
+    assert len(set(keys)) == len(keys) == len(options) + 1
     request = Spy("", scheduler="ddim", eta=0.5)
     read.clear()
     scheduler_of(known.folder, request, 5)
-    assert OTHER_VALUES.keys() <= read
-    assert not read & known_schedules.BESIDE
+    assert read == {"scheduler_options", *OTHER_VALUES}
 
 
 def test_a_new_option_of_a_scheduler_has_its_own_schedule(
@@ -159,8 +160,12 @@ def test_a_new_option_of_a_scheduler_has_its_own_schedule(
     class Extended(Request):
         beta_end: float | None = None
 
+        @property
+        def scheduler_options(self) -> Any:
+            return {**super().scheduler_options, "beta_end": self.beta_end}
+
     def with_betas(folder: Any, request: Any, steps: int) -> Any:
-        made = scheduler_of(folder, request, steps)
+        made = scheduler_of(folder, Request(""), steps)
         made = type(made).from_config({**made.config, "beta_end": request.beta_end or made.config["beta_end"]})
         made.set_timesteps(steps)
         return made
