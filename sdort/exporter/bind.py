@@ -19,9 +19,10 @@ _FLOATS = {np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), np.
 _IGNORED = (
     # CLIP: 0, 1, 2, ...; a buffer that transformers saved until 4.31.
     re.compile(r"(?:text_model\.)?embeddings\.position_ids"),
-    # CLIP's other half, where a folder of its text encoder holds the whole model: transformers leaves it out as well.
-    re.compile(r"vision_model\..*|visual_projection\.weight|logit_scale"),
+    re.compile(r"logit_scale"),
 )
+_VISION = ("vision_model.", "visual_projection.")
+"""CLIP's other half, where a folder of its text encoder holds the whole model: transformers leaves it out as well."""
 
 # diffusers renamed the VAE's attention in 0.15 and still converts old checkpoints while it loads them
 # (ModelMixin._fix_state_dict_keys_on_load).
@@ -54,7 +55,12 @@ def bind(tensors: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]
             )
         else:
             bound[parameter] = tensor
-    foreign = [name for name in foreign if not any(pattern.fullmatch(name) for pattern in _IGNORED)]
+    other_half = () if any(name.startswith(_VISION) for name in parameters) else _VISION
+    foreign = [
+        name
+        for name in foreign
+        if not name.startswith(other_half) and not any(pattern.fullmatch(name) for pattern in _IGNORED)
+    ]
     missing = [name for name in parameters if name not in bound]
     if missing or foreign:
         raise _mismatch(missing, foreign, component)

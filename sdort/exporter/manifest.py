@@ -81,7 +81,7 @@ def write_manifest(folder: Path, report: ExportReport, source: Path) -> None:
     """Write ``sdort.json``, the last file: versions, shapes, and the list of the others.
 
     Args:
-        source: the folder of the checkpoint, or its one file.
+        source: the folder that was read; of a single file one that was made for it.
 
     Raises:
         OutputError: it cannot be written.
@@ -95,7 +95,7 @@ def write_manifest(folder: Path, report: ExportReport, source: Path) -> None:
         "versions": {"sdort": __version__}
         | {package: version(package) for package in ("torch", "diffusers", "transformers", "onnx")},
         "source": report.source,
-        ORIGIN: origin_mark(source) if source.is_dir() else None,
+        ORIGIN: origin_mark(source),
         "pipeline": report.pipeline,
         "opset": report.opset,
         "static": report.static,

@@ -12,11 +12,11 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES
 from sdort.model.component_names import IMAGE_ENCODER
+from sdort.pipelines.file_kind import EXPORTED
 from sdort.pipelines.weight_names import EDITING, INPAINTING, unet_variant
 
 VISION = "CLIPVisionModelWithProjection"
 SAFETY_CHECKER = "safety_checker"
-ADVICE = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL."
 
 _CLASSES: Mapping[str, tuple[str, ...]] = {
     "unet": ("UNet2DConditionModel",),
@@ -28,7 +28,8 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
 }
 """Part of a pipeline -> its classes that are exported."""
 _WITHOUT_WEIGHTS = re.compile(
-    r"diffusers\.\w*(Scheduler|ImageProcessor)|(?!diffusers\.)\w+\.\w*(Scheduler|Tokenizer|Processor|FeatureExtractor)(Fast)?"
+    r"diffusers(\.\w+)*\.\w*(Scheduler|ImageProcessor)"
+    r"|(?!diffusers\.)\w+(\.\w+)*\.\w*(Scheduler|Tokenizer|Processor|FeatureExtractor)(Fast)?"
 )
 """Libraries and classes of parts that are no models: they have settings and tables only. diffusers has models that it
 calls tokenizers."""
@@ -63,7 +64,7 @@ def check_parts(index: Mapping[str, Any], name: str) -> None:
     alone = f" Parts of it alone: --component {' --component '.join(rest)}" if rest else ""
     raise BadModelError(
         f"{name} is a {index.get('_class_name', 'pipeline')} with {named}, which sdort does not export",
-        hint=ADVICE + alone,
+        hint=EXPORTED + alone,
     )
 
 
@@ -104,7 +105,7 @@ def check_channels(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mappi
         raise BadModelError(
             f"the UNet of a {pipeline} takes {inputs} channels and makes {outputs}, which sdort does not export",
             component="unet",
-            hint=ADVICE,
+            hint=EXPORTED,
         )
     if vae and outputs != vae["latent_channels"]:
         raise BadModelError(

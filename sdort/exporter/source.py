@@ -13,14 +13,15 @@ from sdort.console import warn
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
-from sdort.exporter.pipeline_parts import ADVICE, check_channels, check_parts, exported_class
+from sdort.exporter.pipeline_parts import check_channels, check_parts, exported_class
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import CONTROLS, DECODER, IMAGE_ENCODER
 from sdort.model.weights import Weight
-from sdort.pipelines.config_schemas import PIPELINE_INDEX, REQUIRED, component_schema, contradiction
+from sdort.pipelines.config_schemas import PUBLISHED_INDEX, REQUIRED, component_schema, contradiction
 from sdort.pipelines.configs import INDEX, check_processor, read_config
+from sdort.pipelines.file_kind import EXPORTED
 from sdort.pipelines.folder import read_scheduler_config
 from sdort.pipelines.scheduler_names import noise_process
 from sdort.pipelines.tokenizer_files import TABLES, TOKENIZERS, check_tokenizer
@@ -101,11 +102,13 @@ def read_source(folder: Path, name: str) -> Source:
             hint=f"The next step:\n    sdort optimize {shlex.quote(str(folder))} OUT",
         )
     check_model_folder(folder)
-    index = read_config(folder / INDEX, "the pipeline's index", DOWNLOAD_AGAIN, schema=PIPELINE_INDEX)
+    index = read_config(folder / INDEX, "the pipeline's index", DOWNLOAD_AGAIN, schema=PUBLISHED_INDEX)
+    if isinstance(module := index.get("_class_name"), list):
+        index["_class_name"] = module[1]
     if not any(entry_of(index, folder_name) for folder_name in FOLDERS.values()):
         raise BadModelError(
             f"{folder} is a {index.get('_class_name', 'pipeline')} without a UNet, VAE or CLIP text encoder",
-            hint=ADVICE,
+            hint=EXPORTED,
         )
     return Source(name, folder, index)
 
@@ -159,6 +162,8 @@ def select_components(
     if "unet" in configs and (not names or "unet" in names):
         check_channels(source.index, configs["unet"], configs.get(DECODER))
     second = configs.get("text_encoder_2", {})
+    # SDXL's, also of a pipeline that somebody else wrote.
+    is_xl = bool(second) or str(source.index.get("_class_name")).startswith("StableDiffusionXL")
     # A pipeline that has a ControlNet of its own is of no use without these inputs.
     control = control or any(name in classes for name in CONTROLS)
     return [
@@ -166,7 +171,7 @@ def select_components(
             name,
             class_name,
             normalise(class_name, configs[name], cache.defaults(class_name, class_defaults)),
-            hidden_states=str(source.index.get("_class_name")).startswith("StableDiffusionXL"),
+            hidden_states=is_xl,
             text_embeds=second.get("projection_dim"),
             control=control,
             image_tokens=[adapter.tokens for adapter in source.ip_adapters],
@@ -238,6 +243,6 @@ def _class_name(source: Source, name: str) -> str:
             component=name,
             hint="Several ControlNets or T2I-Adapters are exported one by one, each from its own folder."
             if name in CONTROLS
-            else ADVICE,
+            else EXPORTED,
         )
     return str(class_name)

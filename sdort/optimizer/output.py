@@ -11,10 +11,10 @@ from sdort.machine.version import __version__
 from sdort.onnx_io.components import walk
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
-from sdort.pipelines.configs import read_manifest
+from sdort.pipelines.configs import check_processor, read_manifest
 from sdort.pipelines.origin import ORIGIN, origin_mark
 from sdort.pipelines.own_files import FILES, write_own_files
-from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TOKENIZERS, check_tokenizer, is_clip_tokenizer
+from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TABLES, TOKENIZERS, check_tokenizer, is_clip_tokenizer
 
 MOST_FILES = 5
 """Files that are named where there are many."""
@@ -44,7 +44,7 @@ def copy_configs(request: OptimizeRequest, stage: Path) -> None:
     What lies in folders without a model and is not copied is named in a message.
 
     Raises:
-        BadModelError: a tokenizer is damaged, or a file is too large to be a config.
+        BadModelError: a tokenizer is damaged or names another file, or a file is too large to be a config.
     """
     files = list(walk(request.source))
     with_models = {path.parent for path in files if path.suffix == ".onnx"}
@@ -59,6 +59,7 @@ def copy_configs(request: OptimizeRequest, stage: Path) -> None:
     for name in TOKENIZERS:
         if is_clip_tokenizer(request.source / name):
             check_tokenizer(request.source / name)
+            check_processor(request.source / name, besides=TABLES)
     if left:
         more = f" and {len(left) - MOST_FILES} more" if len(left) > MOST_FILES else ""
         say(f"not copied, as only configs and tokenizers are: {', '.join(left[:MOST_FILES])}{more}")

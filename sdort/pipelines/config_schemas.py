@@ -301,29 +301,30 @@ SCHEDULER = record(
 
 _PART = NULL | list_of(_NAME_OR_NULL, 2, 2)  # a library and a class, or neither
 
-PIPELINE_INDEX = record(
-    {
-        **_ADDRESS,
-        **dict.fromkeys(
-            (
-                "unet",
-                "vae",
-                "text_encoder",
-                "text_encoder_2",
-                "tokenizer",
-                "tokenizer_2",
-                "scheduler",
-                "feature_extractor",
-                "image_encoder",
-                "safety_checker",
-                "controlnet",
-                "adapter",
-            ),
-            _PART,
+_INDEX: Mapping[str, Kind] = {
+    **_ADDRESS,
+    **dict.fromkeys(
+        (
+            "unet",
+            "vae",
+            "text_encoder",
+            "text_encoder_2",
+            "tokenizer",
+            "tokenizer_2",
+            "scheduler",
+            "feature_extractor",
+            "image_encoder",
+            "safety_checker",
+            "controlnet",
+            "adapter",
         ),
-        **dict.fromkeys(("force_zeros_for_empty_prompt", "requires_safety_checker", "add_watermarker"), _FLAG_OR_NULL),
-    }
-)
+        _PART,
+    ),
+    **dict.fromkeys(("force_zeros_for_empty_prompt", "requires_safety_checker", "add_watermarker"), _FLAG_OR_NULL),
+}
+PIPELINE_INDEX = record(_INDEX)
+PUBLISHED_INDEX = record({**_INDEX, "_class_name": _NAME | list_of(_NAME, 2, 2)})
+"""Of a checkpoint, whose pipeline may be a class of a module beside it, which sdort does not run."""
 
 _CONTENT = any_text(1024)
 _TOKEN_RECORD = record({"content": _CONTENT}, ("content",))
@@ -332,9 +333,13 @@ _SPECIAL = NULL | _CONTENT | _TOKEN_RECORD
 # transformers hands these keys to the constructor of a tokenizer, which reads the file that a text names, anywhere.
 _TABLE = Kind("a table; text would name a file to read", lambda value: not isinstance(value, str))
 
+_BESIDE = Kind("the name of a file beside it", lambda value: isinstance(value, str) and "/" not in value)
+
 TOKENIZER = record(
     {
         **dict.fromkeys(("vocab", "merges", "gguf_file"), _TABLE),
+        "init_inputs": list_of(ANYTHING, 0, 0),  # the constructor's first parameters, which are tables too
+        "fast_tokenizer_files": list_of(_BESIDE, 0, 100),
         "model_max_length": whole(1, 10**31),  # transformers writes int(1e30) where a tokenizer has no longest text
         **dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), _SPECIAL),
         **dict.fromkeys(("do_lower_case", "add_prefix_space", "clean_up_tokenization_spaces"), _FLAG_OR_NULL),
@@ -343,12 +348,22 @@ TOKENIZER = record(
         "added_tokens_decoder": mapping_to(_TOKEN_RECORD, 100_000),
     }
 )
+
+
+def _named_file(tokens: Mapping[str, Any], path: str) -> str | None:
+    """The problem of special tokens that name a file: from here they take the place of those that transformers found,
+    which no text of ``tokenizer_config.json`` does."""
+    files = {key: _TABLE for key in tokens if key.endswith("_file")}
+    return record(files).parts(tokens, path) or TOKENIZER.parts(tokens, path)
+
+
+_SPECIAL_TOKENS = Kind(TOKENIZER.words, TOKENIZER.fits, _named_file)
 _VOCABULARY = mapping_to(whole(0, 10**7), 10**6)
 
 PROCESSOR_FILES = {
     "scheduler_config.json": SCHEDULER,
     "tokenizer_config.json": TOKENIZER,
-    "special_tokens_map.json": TOKENIZER,
+    "special_tokens_map.json": _SPECIAL_TOKENS,
     "vocab.json": _VOCABULARY,
     "added_tokens.json": _VOCABULARY,
 }

@@ -22,6 +22,7 @@ from sdort.pipelines.weight_names import (
 )
 
 EXPORTED = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL, as diffusers folders and as single files."
+"""Advice for models of other kinds."""
 
 _UNFINISHED = (".crdownload", ".part", ".partial", ".download", ".aria2", ".incomplete", ".tmp")
 _ENGINES = (".engine", ".plan", ".trt")

@@ -109,7 +109,7 @@ _FOREIGN = (
     ("IP-Adapter and UNet", rf"{_UNET}.*\.to_[kv]_ip\."),
     (
         "unconditional diffusion",
-        rf"{_UNET}(.*_blocks?\.(\d+\.)?attentions\.\d+\.(to_q|query)|(input|output|middle)_blocks?\..*\.qkv)\.",
+        rf"{_UNET}((down|mid|up)_blocks?\.(\d+\.)?attentions\.\d+\.(to_q|query)|(input|output|middle)_blocks?\..*\.qkv)\.",
     ),
     ("AudioLDM", r"(vocoder|clap|cond_stage_model\.model\.audio_branch)\."),
 )

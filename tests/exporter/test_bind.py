@@ -82,6 +82,18 @@ def test_clips_old_buffer_is_left_out(name: str) -> None:
     assert bind(given, {"a": (2,)}, "text_encoder").keys() == {"a"}
 
 
+VISION = {name: tensor(1, 2) for name in ("vision_model.layers.1.weight", "visual_projection.weight")}
+
+
+def test_the_other_half_of_a_whole_clip_is_left_out_and_no_layer_of_an_image_encoder() -> None:
+    text = {"text_model.a": tensor(1, 2), "logit_scale": tensor(1, 1)}
+    assert bind({**text, **VISION}, {"a": (2,)}, "text_encoder").keys() == {"a"}
+    for left_out in VISION:
+        parameters = dict.fromkeys(VISION.keys() - {left_out}, (2,))
+        with pytest.raises(BadModelError, match=f"no place for .*{left_out}"):
+            bind(VISION, parameters, "image_encoder")
+
+
 def stored(folder: Path, tensors: dict[str, Array]) -> Any:
     save_file(tensors, folder / "model.safetensors")
     return read_tensors(folder / "model.safetensors")

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.published_configs import TEXT_ENCODERS
 
 from sdort.errors import BadModelError
 from sdort.exporter.pipeline_parts import check_channels, check_parts, model_parts
-from sdort.exporter.source import Source, select_components
+from sdort.exporter.source import Source, read_source, select_components
 from sdort.exporter.trace_cache import TraceCache
+from sdort.pipelines.configs import write_json
 
 EXPORTED = {
     "unet": {"UNet2DConditionModel"},
@@ -113,6 +115,8 @@ def test_every_pipeline_of_diffusers_is_exported_whole_or_refused_by_name(tmp_pa
         ({"transformer": ["diffusers", "SD3Transformer2DModel"]}, "transformer"),
         ({"text_encoder_3": ["transformers", "T5EncoderModel"]}, "text_encoder_3"),
         ({"refiner": ["my_pipeline", "Refiner"]}, "refiner"),  # a part of a pipeline that somebody wrote
+        ({"refiner": ["my.own.pipeline", "Refiner"]}, "refiner"),
+        ({"vqgan": ["diffusers.models.tokens", "ImageTokenizer"]}, "vqgan"),
         ({"prior": ["diffusers", "PriorTransformer", {"variant": None}]}, "prior"),
         ({"image_encoder": ["transformers", "Dinov2Model"]}, "image_encoder"),
         ({"image_encoder": ["transformers", VISION], "text_encoder": [None, None]}, "image_encoder"),
@@ -138,11 +142,32 @@ def test_a_model_that_is_not_exported_is_named(tmp_path: Path, change: dict[str,
         },
         {"safety_checker": ["stable_diffusion", "StableDiffusionSafetyChecker"], "image_encoder": [None, None]},
         {"image_encoder": ["transformers", VISION]},
+        {
+            "scheduler": ["diffusers_modules.local.lcm_scheduler", "LCMScheduler"],
+            "feature_extractor": ["transformers.models.clip.image_processing_clip", "CLIPImageProcessor"],
+            "image_processor": ["diffusers.image_processor", "VaeImageProcessor"],
+            "tokenizer": ["my.own.tokens", "WordTokenizer"],
+        },
         {"transformer": [None, None], "pag_applied_layers": ["mid", "down.block_1"], "sizes": [1, 2]},
     ],
 )
 def test_what_is_no_model_or_left_out_by_rule_is_no_reason_to_refuse(change: dict[str, Any]) -> None:
     check_parts({"_class_name": "Custom", "text_encoder": ["transformers", "CLIPTextModel"], **change}, "it")
+
+
+@pytest.mark.parametrize("pipeline", ["SDXLLongPromptWeightingPipeline", ["my_pipeline", "MyPipeline"]])
+def test_a_pipeline_that_somebody_wrote_is_exported_by_its_parts(tmp_path: Path, pipeline: Any) -> None:
+    """Of SDXL, whose text encoders have outputs that those of SD 1.x lack."""
+    parts = {"text_encoder": ("CLIPTextModel", "CLIP-L"), "text_encoder_2": ("CLIPTextModelWithProjection", "SDXL 2")}
+    for part, (_, config) in parts.items():
+        (tmp_path / part).mkdir()
+        write_json(tmp_path / part / "config.json", TEXT_ENCODERS[config])
+    index = {part: ["transformers", class_name] for part, (class_name, _) in parts.items()}
+    write_json(tmp_path / "model_index.json", {"_class_name": pipeline, **index})
+    source = read_source(tmp_path, "it")
+    assert source.index["_class_name"] == (pipeline if isinstance(pipeline, str) else "MyPipeline")
+    for component in select_components(source, (), TraceCache(tmp_path)):
+        assert any(output.name.startswith("hidden_states") for output in component.outputs)
 
 
 def test_parts_of_an_index_are_models_by_their_classes() -> None:

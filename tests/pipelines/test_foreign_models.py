@@ -102,7 +102,14 @@ def test_a_unet_with_more_is_named(unet: str, more: Shapes, family: str) -> None
 def test_published_models_are_still_taken(name: str) -> None:
     vision = {"conditioner.embedders.0.transformer.vision_model.embeddings.class_embedding": (1024,)}
     open_clip = {"cond_stage_model.model.token_embedding.weight": (49408, 1024), **VISUAL} if name == "SD 2.1" else {}
-    for more in ({}, vision, open_clip):
+    vaes = [
+        {f"{prefix}{half}.mid_block.attentions.0.{query}.weight": (512, 512)}
+        for prefix in ("first_stage_model.", "vae.")
+        for half in ("encoder", "decoder")
+        for query in ("to_q", "query")
+    ]
+    others: list[Shapes] = [{}, vision, open_clip, *vaes]
+    for more in others:
         assert recognise_tensors({**_unet(name), **more}).kind in TAKEN
 
 
@@ -150,11 +157,13 @@ def test_quantized_weights_are_called_that(tmp_path: Path, kind: str, end: str) 
             read(file)
 
 
+@pytest.mark.parametrize("prefix", ["", "diffusion_model.", LDM_UNET])
 @pytest.mark.parametrize("inputs", [4, 8])
-def test_differences_of_weights_are_no_unet(tmp_path: Path, inputs: int) -> None:
+def test_differences_of_weights_are_no_unet(tmp_path: Path, inputs: int, prefix: str) -> None:
     """As IC-Light's, which have a UNet's names."""
     config = {"block_out_channels": (32, 32, 32, 32), "in_channels": inputs, "cross_attention_dim": 32}
     state = diffusers.UNet2DConditionModel(**config).state_dict()
+    state = {prefix + name: tensor for name, tensor in state.items()}
     save(state, tmp_path / "whole.safetensors")
     save({name: 0.001 * tensor for name, tensor in state.items()}, tmp_path / "offset.safetensors")
     assert read_single_file(tmp_path / "whole.safetensors").configs["unet"]["in_channels"] == inputs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -18,7 +19,7 @@ from sdort.benchmark.measure import measure_pipeline
 from sdort.benchmark.setup import BenchOptions
 from sdort.engines.original import as_exported, checkpoint_of
 from sdort.engines.torch import TorchEngine
-from sdort.errors import SdortError
+from sdort.errors import BadModelError, SdortError
 from sdort.generation.prompts import load_tokenizer
 from sdort.inspection.command import inspect
 from sdort.integrations.diffusers.assembled_pipeline import _tokenizer as diffusers_tokenizer
@@ -37,6 +38,8 @@ from sdort.workload.cases import WHOLE_PIPELINE
 TEXT = ("text_encoder",)
 CONSTRUCTOR = ("vocab", "merges", "gguf_file", "vocab_file", "merges_file", "tokenizer_file", "tokenizer_object")
 """Parameters of transformers' tokenizers: what a config says of them reaches their constructor."""
+LISTS = ("init_inputs", "fast_tokenizer_files")
+"""Its first parameters, and files that take the place of ``tokenizer.json``."""
 
 
 def verified(folder: Path, check: bool) -> None:
@@ -127,6 +130,13 @@ def opened(place: Path, folder: Path, readers: Sequence[Reader], checks: Sequenc
     return set(files)
 
 
+def test_what_is_opened_is_seen(place: Path, given: Path) -> None:
+    """Without which nothing here could fail."""
+    for file in ("model_index.json", "tokenizer/vocab.json"):
+        secret = place / "secret" / "checkpoint" / file
+        assert opened(place, given, [lambda *_, path=secret: path.read_bytes()]) == {str(secret)}
+
+
 def with_texts(content: Any, text: str, above: str = "") -> Iterator[tuple[str, Any]]:
     """Copies of JSON in which one text is another, each with where; of a list its first."""
     if isinstance(content, str):
@@ -173,14 +183,33 @@ def test_no_text_of_a_manifest_opens_another_model(name: str, place: Path, given
 
 @pytest.mark.parametrize("file", ["tokenizer_config.json", "special_tokens_map.json"])
 def test_no_text_of_a_tokenizer_opens_another_file(file: str, place: Path, given: Path) -> None:
-    names = [text for each in ("vocab.json", "merges.txt") for text in texts(place, "checkpoint", f"tokenizer/{each}")]
-    keys = dict.fromkeys(CONSTRUCTOR, "")
+    """Each alone: one that is refused would hide the others."""
+    files = ("vocab.json", "merges.txt", "tokenizer.4.json")
+    (place / "secret" / "checkpoint" / "tokenizer" / files[-1]).write_text("{}")
+    listed = [texts(place, "checkpoint", f"tokenizer/{each}") for each in files]
+    names = [each[0] for each in listed]
     for folder, readers in (("fast", TOKENIZER), ("checkpoint", (loaded,))):
-        path = given / folder / "tokenizer" / file
+        path, config = (given / folder / "tokenizer" / each for each in (file, "tokenizer_config.json"))
+        # Where there are such tokens, transformers reads no others.
+        settings = json.loads(config.read_text())
+        write_json(config, {key: value for key, value in settings.items() if key != "added_tokens_decoder"})
         content = json.loads(path.read_text()) if path.exists() else {}
         path.touch()
-        assert not found(place, path, {**content, **keys}, names if folder == "fast" else names[:1], readers)
+        assert not found(place, path, content, names[:1], readers)
+        wrong = []
+        for key, text in itertools.product((*CONSTRUCTOR, *LISTS), names):
+            write_json(path, {**content, key: [text] if key in LISTS else text})
+            if files_of := opened(place, given / folder, readers):
+                wrong.append(f"{key} = {text}: {sorted(files_of)}")
+        assert not wrong
         path.unlink()
+
+
+def test_no_tokenizer_that_names_a_file_is_copied(given: Path) -> None:
+    path = given / "model" / "tokenizer" / "tokenizer_config.json"
+    write_json(path, {**json.loads(path.read_text()), "vocab": "vocab.json"})
+    with pytest.raises(BadModelError, match=r"vocab is .*text would name a file to read"):
+        optimized(given / "model", check=False)
 
 
 @pytest.mark.parametrize(
@@ -195,9 +224,11 @@ def test_no_text_of_a_tokenizer_opens_another_file(file: str, place: Path, given
 )
 def test_no_text_of_a_config_opens_another_file(file: str, place: Path, given: Path) -> None:
     path = given / "fast" / file
-    if path.exists():
-        content = json.loads(path.read_text())
-        assert not found(place, path, content, [str(place / "secret" / "fast" / file)], CONFIGS)
+    for folder in (given, place / "secret"):
+        if not (target := folder / "fast" / file).exists():  # the small model has no config of this part
+            shutil.copy(folder / "checkpoint" / file, target)
+    content = json.loads(path.read_text())
+    assert not found(place, path, content, [str(place / "secret" / "fast" / file)], CONFIGS)
 
 
 def test_no_link_opens_another_file(place: Path, given: Path) -> None:

@@ -6,8 +6,10 @@ import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
+import diffusers
 import numpy as np
 import pytest
+from support.ldm_files import save
 
 from sdort.errors import BadModelError
 from sdort.model.weights import Stored
@@ -19,7 +21,7 @@ from sdort.pipelines.checkpoints.prediction import (
     prediction_beside,
 )
 from sdort.pipelines.checkpoints.releases import RELEASES
-from sdort.pipelines.checkpoints.single_file import _edm_scales, _scheduler
+from sdort.pipelines.checkpoints.single_file import _edm_scales, _scheduler, read_single_file
 from sdort.pipelines.weight_names import INPAINTING, SD1, SD2, SDXL
 
 VELOCITY = ("v", "V", "v-prediction", "v_prediction", "v prediction", "vpred", "v_pred", "V-Prediction", "velocity")
@@ -129,6 +131,7 @@ def test_a_contradiction_is_told(first: str, second: str, capsys: pytest.Capture
         ("# parameterization: v\nmodel:", (), "epsilon", False),
         ("    parameterization: eps", ("v_pred",), "epsilon", True),
         ("model:\n  target: ldm.LatentDiffusion", ("v_pred",), "v_prediction", False),  # says nothing
+        ("params: {parameterization : v}", (), "v_prediction", False),
         ("target: sgm.modules.diffusionmodules.denoiser_scaling.VScaling", (), "v_prediction", False),
         ("target: sgm.modules.diffusionmodules.denoiser_scaling.EpsScaling", ("v_pred",), "epsilon", True),
     ],
@@ -138,6 +141,22 @@ def test_the_config_beside_a_file(
 ) -> None:
     assert kind(names=names, beside=text, folder=tmp_path) == expected
     assert ("contradict" in capsys.readouterr().err) == told
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "target: sgm.modules.diffusionmodules.denoiser_scaling.EDMScaling",
+        "target: sgm.modules.diffusionmodules.denoiser_scaling.VScalingWithEDMcNoise",
+        "parameterization: flow",
+    ],
+)
+def test_another_process_beside_a_file_is_refused_but_where_the_user_knows_better(tmp_path: Path, text: str) -> None:
+    with pytest.raises(BadModelError, match="with which sdort does not draw"):
+        kind(beside=text, folder=tmp_path)
+    state = diffusers.UNet2DConditionModel(block_out_channels=(32,) * 4, cross_attention_dim=32).state_dict()
+    save(state, tmp_path / "a.safetensors")
+    assert read_single_file(tmp_path / "a.safetensors", prediction_type="sample").prediction.kind == "sample"
 
 
 @pytest.mark.parametrize("family", [SD1, SD2, SDXL])

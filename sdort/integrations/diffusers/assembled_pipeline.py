@@ -13,7 +13,8 @@ from transformers import CLIPTokenizer
 from sdort.console import quiet_libraries
 from sdort.engines.original import checkpoint_of
 from sdort.engines.torch import TorchEngine
-from sdort.errors import UsageError
+from sdort.errors import BadModelError, UsageError
+from sdort.errors.plain_text import library_reason
 from sdort.generation.prompts import load_tokenizer
 from sdort.generation.schedulers import load_scheduler
 from sdort.generation.typed_options import LoadOptions
@@ -170,10 +171,13 @@ def _tokenizer(path: Path) -> Any:
     """Transformers' own, which pipelines take, from files that sdort's reads too.
 
     Raises:
-        BadModelError: the files are none of a tokenizer.
+        BadModelError: the files are none of a tokenizer, or say what transformers does not take.
     """
     load_tokenizer(path)
-    return CLIPTokenizer.from_pretrained(path, local_files_only=True)
+    try:
+        return CLIPTokenizer.from_pretrained(path, local_files_only=True)
+    except Exception as error:  # whatever its constructor makes of a key
+        raise BadModelError(f"transformers cannot load the tokenizer in {path}: {library_reason(error)}") from error
 
 
 def _settings(folder: PipelineFolder) -> dict[str, Any]:

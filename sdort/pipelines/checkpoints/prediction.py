@@ -29,15 +29,18 @@ https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/supported_models.py)
 _WIDEST = 1 << 16
 """Values of such a vector; those of SD 2.x have 320."""
 _SPELLINGS = {
-    **dict.fromkeys(("v", "vprediction", "vpred", "vparameterization", "velocity"), "v_prediction"),
-    **dict.fromkeys(("epsilon", "eps", "epsprediction", "epspred", "epsilonprediction", "noise"), "epsilon"),
+    **dict.fromkeys(("v", "vprediction", "vpred", "vparameterization", "vscaling", "velocity"), "v_prediction"),
+    **dict.fromkeys(
+        ("epsilon", "eps", "epsprediction", "epspred", "epsilonprediction", "epsscaling", "noise"), "epsilon"
+    ),
     **dict.fromkeys(("x0", "sample", "original"), "sample"),
 }
 """Predictions as programs write them, without case and punctuation -> diffusers' names: ``parameterization`` of
 Stability-AI/stablediffusion, ``modelspec.prediction_type`` of Stability-AI/ModelSpec, ComfyUI's
-``modelspec.predict_key``, kohya-ss/sd-scripts, OneTrainer."""
-_FOREIGN = ("flow", "rectifiedflow", "edm")
-"""Beginnings of predictions of other processes of noise."""
+``modelspec.predict_key``, kohya-ss/sd-scripts, OneTrainer; classes of ``denoiser_scaling.py`` of
+Stability-AI/generative-models."""
+_FOREIGN = re.compile(r"flow|rectifiedflow|.*edm")
+"""Predictions of other processes of noise, such as ``VScalingWithEDMcNoise``."""
 _KEYS = (
     "modelspec.predict_key",
     "modelspec.prediction_type",
@@ -51,8 +54,9 @@ _SWITCHES = ("ss_v_parameterization", "v_parameterization", "v_pred", "vpred")
 _ZERO_SNR_SWITCHES = ("ss_zero_terminal_snr", "zero_terminal_snr", "ztsnr", "zsnr", "rescale_betas_zero_snr")
 _TRUE, _FALSE = frozenset({"true", "1", "yes", "on"}), frozenset({"false", "0", "no", "off", "none", "null", ""})
 _YAML_BYTES = 1 << 20
-_SCALINGS = {"VScaling": "v_prediction", "EpsScaling": "epsilon", "VScalingWithEDMcNoise": "v_prediction"}
-"""Classes of ``denoiser_scaling.py`` of Stability-AI/generative-models -> diffusers' names."""
+_YAML_KEYS = ("parameterization", "denoiser_scaling")
+"""Keys of the original's config: a value of its LatentDiffusion, and the module of a class; the first counts."""
+_YAML_MARK = re.compile(rf"""\b({"|".join(_YAML_KEYS)})["']?(?:[ \t]*:[ \t]*["']?|\.)(\w+)""")
 
 
 @dataclass(frozen=True)
@@ -115,22 +119,19 @@ def prediction_beside(path: Path) -> Mark | None:
     ``.yaml`` of the checkpoint's name beside it.
 
     Raises:
-        BadModelError: it cannot be read, or is too large for one.
+        BadModelError: it cannot be read, is too large for one, or names another process of noise.
     """
     config = path.with_suffix(".yaml")
     if not config.is_file():
         return None
     text = read_input(config, "the config", limit=_YAML_BYTES).decode(errors="replace")
-    place, scaling = "the .yaml beside it", None
+    place, said = "the .yaml beside it", dict[str, str]()
     for line in text.splitlines():
-        line = line.partition("#")[0]
-        if found := re.search(r"\bparameterization[\"']?:[ \t]*[\"']?(\w+)", line):
-            kind = _kind(place, "parameterization", found[1])
-            return Mark(place, kind or "epsilon", usual=kind is None)
-        if found := re.search(r"\bdenoiser_scaling\.(\w+)", line):
-            scaling = _SCALINGS.get(found[1])
-    # The default of the original's LatentDiffusion is noise.
-    return Mark(place, scaling or "epsilon", usual=scaling is None)
+        for mark in _YAML_MARK.finditer(line.partition("#")[0]):
+            said.setdefault(mark[1], mark[2])
+    kinds = [_kind(place, key, said[key]) for key in _YAML_KEYS if key in said]
+    kind = next(filter(None, kinds), None)
+    return Mark(place, kind or "epsilon", usual=kind is None)  # the default of the original's LatentDiffusion
 
 
 def has_zero_snr(names: Collection[str], notes: Mapping[str, str]) -> bool:
@@ -175,7 +176,7 @@ def _kind(place: str, key: str, value: str) -> str | None:
         BadModelError: it is of another process of noise.
     """
     text = re.sub(r"[^a-z0-9]", "", value[:100].lower())
-    if text.startswith(_FOREIGN):
+    if _FOREIGN.match(text):
         raise BadModelError(
             f"{place} says that it predicts {cut(one_line(value))!r} ({key}), with which sdort does not draw",
             hint="Is that wrong? --prediction-type overrides it.",

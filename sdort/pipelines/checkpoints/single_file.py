@@ -37,6 +37,7 @@ from sdort.pipelines.checkpoints.shape_configs import (
     unet_config,
     vae_config,
 )
+from sdort.pipelines.file_kind import EXPORTED
 from sdort.pipelines.safetensors import read_header, read_tensors
 from sdort.pipelines.weight_names import LATENTS, LDM_UNET, REFINER, SD1, SD2, SDXL, recognise_tensors, unwrapped
 
@@ -110,13 +111,11 @@ def _read(
             hint="Get the checkpoint with the UNet's own weights, or its emaonly release.",
         )
     unet = unet_tensors(_averaged(tensors) if ema else _within(tensors, prefix))
-    if not prefix:
-        _refuse_differences(unet)
     config, variant = unet_config(_shapes(unet)), _variant(tensors)
     release = _release(_shapes(unet))
     if variant not in release.pipelines and variant is not None:
-        raise BadModelError(f"it is a {release.name} model ({variant}), which sdort does not export", hint=_EXPORTS)
-    beside = prediction_beside(path)
+        raise BadModelError(f"it is a {release.name} model ({variant}), which sdort does not export", hint=EXPORTED)
+    beside = None if prediction_type else prediction_beside(path)
     found = find_prediction(release.name, variant, unet, tensors, notes, prediction_type, beside)
     file = SingleFile(
         path, release, variant, found, {"unet": unet}, scheduler=_scheduler(release, found, tensors, notes)
@@ -128,12 +127,11 @@ def _read(
         for part in release.encoders:
             used |= _add_text_encoder(file, part, tensors)
         used |= _add_vae(file, tensors)
+    if len(file.tensors) == 1:
+        _refuse_differences(unet)
     _check_latents(file)
     file.unread = tuple(name for name in tensors if name not in used and not _UNREAD.fullmatch(name))
     return file
-
-
-_EXPORTS = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL."
 
 
 def _refuse_differences(unet: Mapping[str, Weight]) -> None:
@@ -156,7 +154,7 @@ def _check_latents(file: SingleFile) -> None:
         raise BadModelError(
             f"its UNet makes {made} channels, and its VAE decodes latents of {decoded}: it is of a kind that sdort "
             "does not export",
-            hint=_EXPORTS,
+            hint=EXPORTED,
         )
 
 
@@ -178,7 +176,7 @@ def _scheduler(
     release: Release, prediction: Prediction, names: Mapping[str, Stored], notes: Mapping[str, str]
 ) -> Config:
     if "edm_vpred.sigma_max" in names:
-        raise BadModelError("it is a CosXL model, whose continuous noise levels sdort does not know", hint=_EXPORTS)
+        raise BadModelError("it is a CosXL model, whose continuous noise levels sdort does not know", hint=EXPORTED)
     if "edm_mean" in names:
         return dict(EDM)
     usual = {**(prediction.scheduler or release.scheduler), "prediction_type": prediction.kind}
