@@ -147,6 +147,7 @@ class _Graph:
             and isinstance(node.get("inputs"), dict)
         }
         self._read: set[tuple[int, str]] = set()
+        self._ends: dict[int, _Node | None] = {}
 
     def sampler(self) -> _Node:
         """The one KSampler, which makes a whole image of noise."""
@@ -172,12 +173,18 @@ class _Graph:
     def linked(self, node: _Node, name: str) -> _Node | None:
         """The node that an input comes from, through those that only hand it on."""
         self._read.add((id(node), name))
-        found = self._at(node["inputs"].get(name))
-        for _ in range(len(self.nodes)):
-            if found is None or not _hands_on(found):
-                return found
-            found = self._at(next(iter(found["inputs"].values())))
-        return None
+        return self._end(self._at(node["inputs"].get(name)))
+
+    def _end(self, node: _Node | None) -> _Node | None:
+        """The node behind those that only hand on, each of which is passed once; None where they go round."""
+        passed: list[_Node] = []
+        while node is not None and _hands_on(node) and id(node) not in self._ends:
+            self._ends[id(node)] = None
+            passed.append(node)
+            node = self._at(next(iter(node["inputs"].values())))
+        end = self._ends[id(node)] if node is not None and _hands_on(node) else node
+        self._ends.update(dict.fromkeys(map(id, passed), end))
+        return end
 
     def source(self, node: _Node, name: str, kinds: tuple[str, ...]) -> _Node:
         """The node that an input comes from, if it is one of these."""

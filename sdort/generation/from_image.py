@@ -229,7 +229,7 @@ def _fitting(options: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict
 
 
 def _of_scheduler(name: Any) -> dict[str, str]:
-    """Options that a scheduler has not -> the reason; none where it is the pipeline's own, or unknown."""
+    """Options that a scheduler has not -> the reason; of one that an image does not name it is not known."""
     try:
         class_name = find_scheduler(name)[0] if isinstance(name, str) else None
     except SdortError:

@@ -36,6 +36,9 @@ _MARKER = re.compile(rb"\xff[\x01-\xcf\xd8-\xfe]")
 """JPEG: the next marker behind data, in which FF 00 is a byte and FF D0 to D7 restart."""
 _BYTES_OF_TYPE = {1: 1, 2: 1, 3: 2, 4: 4, 5: 8, 6: 1, 7: 1, 8: 2, 9: 4, 10: 8, 11: 4, 12: 8, 13: 4, 16: 8, 17: 8, 18: 8}
 _TEXT_TYPES = (1, 2, 6, 7)
+_EXIF = b"Exif\0\0"
+_MOST_MARKS = 2
+"""Marks before Exif data: a file may have one, and decoders put one before it or leave out all that are there."""
 _FOLDERS = (0x8769, 0x8825, 0xA005)
 """Tags that lead to other directories: Exif, GPS, interoperability."""
 
@@ -106,7 +109,7 @@ def _check_jpeg(content: bytes) -> str:
             continue
         scans += code == 0xDA
         size = int.from_bytes(content[place : place + 2], "big")
-        if code == 0xE1 and content.startswith(b"Exif\0\0", place + 2):
+        if code == 0xE1 and content.startswith(_EXIF, place + 2):
             exif.append(content[place + 8 : place + size])
         for number, most, what in (
             *((segments, MAX_PIECES, "segments"), (scans, MAX_SCANS, "scans")),
@@ -151,7 +154,7 @@ def _check_webp(content: bytes) -> str:
         if count > MAX_PIECES:
             raise ValueError(f"it has more than {MAX_PIECES:,} chunks")
         if kind == b"EXIF":
-            check_directories(content[place + 8 : place + 8 + size].removeprefix(b"Exif\0\0"))
+            check_directories(content[place + 8 : place + 8 + size])
         pictures += kind == b"ANMF"
         place += 8 + size + size % 2
     return _shown(max(pictures, 1))
@@ -161,8 +164,12 @@ def check_directories(data: bytes) -> int:
     """The number of directories in a row of a TIFF or of Exif data, which is laid out as one; 0 where it is neither.
 
     Raises:
-        ValueError: its tags have more bytes than it, or too many values.
+        ValueError: its tags have more bytes than it, or too many values; or its mark is repeated.
     """
+    for _ in range(_MOST_MARKS):
+        data = data.removeprefix(_EXIF)
+    if data.startswith(_EXIF):
+        raise ValueError(f"its Exif begins more than {_MOST_MARKS} times")
     order: Literal["little", "big"] | None = {b"II": "little", b"MM": "big"}.get(data[:2])  # type: ignore[assignment]
     if order is None:
         return 0

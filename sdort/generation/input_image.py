@@ -142,7 +142,7 @@ def _decoded(content: bytes, option: str, name: str) -> Image.Image:
         if isinstance(
             profile := picture.info.get("Raw profile type exif"), str
         ):  # ImageMagick's form of Exif, in hexadecimal
-            check_directories(bytes.fromhex("".join(profile.split("\n")[3:])).removeprefix(b"Exif\0\0"))
+            check_directories(bytes.fromhex("".join(profile.split("\n")[3:])))
         return _eight_bits(ImageOps.exif_transpose(picture), f"{option} {name}")
 
 

@@ -56,7 +56,7 @@ def read_lines(path: Path) -> list[Lines]:
     """
     json_lines = path.suffix.lower() in (".jsonl", ".ndjson")
     lines: list[tuple[int, dict[str, Any]]] = []
-    for number, text in enumerate(_texts(path), 1):
+    for number, text in enumerate(_texts(path, json_lines), 1):
         line = text.strip()
         if number > MAX_LINES:
             raise UsageError(f"{path} has more than {MAX_LINES:,} lines", hint="Leave out empty lines and comments.")
@@ -73,8 +73,9 @@ def read_lines(path: Path) -> list[Lines]:
     return [_together(list(group)) for _, group in itertools.groupby(lines, _setting)]
 
 
-def _texts(path: Path) -> Iterator[str]:
-    """The lines of a file, one after the other, as ``str.splitlines`` divides it."""
+def _texts(path: Path, json_lines: bool) -> Iterator[str]:
+    """The lines of a file, one after the other: as ``str.splitlines`` divides it; JSON ends at line feeds and carriage
+    returns alone, since its texts may hold the other separators, such as U+2028."""
     begin = 0
     with open_input(path, "the prompts", limit=MAX_FILE) as file:
         buffered = io.BufferedReader(cast("io.RawIOBase", file))
@@ -85,10 +86,11 @@ def _texts(path: Path) -> Iterator[str]:
                     hint="Write a prompt a line.",
                 )
             try:
-                yield from line.decode("utf-8-sig" if begin == 0 else "utf-8").splitlines()
+                text = line.decode("utf-8-sig" if begin == 0 else "utf-8")
             except UnicodeDecodeError as error:
                 place = begin + error.start + 1
                 raise UsageError(f"{path} is no text in UTF-8: byte {place}", hint="Save it as UTF-8.") from error
+            yield from io.StringIO(text, newline=None) if json_lines else text.splitlines()
             begin += len(line)
 
 

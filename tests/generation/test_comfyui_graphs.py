@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from sdort.generation.comfyui_graph import read_comfyui_graph
+from sdort.generation.comfyui_graph import _Graph, read_comfyui_graph
 from sdort.generation.infotext import Infotext
 
 Graph = dict[str, dict[str, Any]]
@@ -232,3 +232,30 @@ def test_a_circle_of_nodes_ends() -> None:
     }
     graph[written.sampler]["inputs"]["model"] = ["a", 0]
     assert outcome(graph).startswith("refused")
+
+
+def test_nodes_that_hand_on_are_passed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many nodes read from one chain of them: counted in steps, of graphs of two sizes."""
+    followed = 0
+
+    def count(graph: _Graph, link: Any) -> Any:
+        nonlocal followed
+        followed += 1
+        return at(graph, link)
+
+    at = _Graph._at
+    monkeypatch.setattr(_Graph, "_at", count)
+    steps = []
+    for size in (200, 400):
+        writer = Writer(1)
+        nodes, last = dict(writer.nodes), [writer.sampler, 0]
+        for number in range(size):
+            nodes[f"r{number}"] = {"class_type": "Reroute", "inputs": {"": last}}
+            last = [f"r{number}", 0]
+        loader = next(name for name, node in nodes.items() if node["class_type"] == "CheckpointLoaderSimple")
+        for number in range(size):
+            nodes[f"d{number}"] = {"class_type": "VAEDecode", "inputs": {"samples": last, "vae": [loader, 2]}}
+        followed = 0
+        read_comfyui_graph(json.dumps(nodes))
+        steps.append(followed)
+    assert steps[1] < 2.5 * steps[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import struct
 import zlib
 from pathlib import Path
@@ -109,6 +110,20 @@ def test_what_a_file_repeats_is_refused_before_it_is_decoded(what: str, tmp_path
         read_image(tmp_path / "a", "--init-image")
 
 
+@pytest.mark.parametrize("marks", range(4))
+@pytest.mark.parametrize("kind", ["PNG", "JPEG", "WebP"])
+def test_marks_before_exif_hide_nothing(kind: str, marks: int) -> None:
+    """Decoders leave out one, two or all of them."""
+    exif, whole = b"Exif\0\0" * marks + directory(1000, 40_000), written(kind)
+    content = {
+        "PNG": lambda: whole[:33] + chunk(b"eXIf", exif) + whole[33:],
+        "JPEG": lambda: whole[:2] + b"\xff\xe1" + struct.pack(">H", len(exif) + 8) + b"Exif\0\0" + exif + whole[2:],
+        "WebP": lambda: whole + b"EXIF" + struct.pack("<I", len(exif)) + exif,
+    }[kind]()
+    with pytest.raises(ValueError, match=r"its tags have|begins more than 2 times"):
+        count_pictures(content)
+
+
 @pytest.mark.parametrize("size", range(4))
 def test_what_is_behind_a_webp_chunk_of_any_size_is_counted(size: int) -> None:
     """A chunk of an odd size has a byte behind it that does not count (RIFF)."""
@@ -176,6 +191,15 @@ def test_lines_are_bounded_in_number_and_length(tmp_path: Path, monkeypatch: pyt
         path.write_bytes(content)
         with pytest.raises(UsageError, match=words):
             read_lines(path)
+
+
+def test_texts_of_json_hold_any_separator_but_ends_of_lines(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    texts = ["a\u2028b", "a\u2029b", "a\x85b", "a\nb", "c"]
+    for end in ("\n", "\r\n", "\r"):
+        path.write_bytes(end.join(json.dumps({"prompt": text}, ensure_ascii=False) for text in texts).encode())
+        (lines,) = read_lines(path)
+        assert (lines.prompts, lines.numbers) == (texts, [1, 2, 3, 4, 5])
 
 
 def test_lines_are_divided_as_python_divides_texts(tmp_path: Path) -> None:
