@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +103,7 @@ def as_exported(path: Path, reference: Path) -> Iterator[Path]:
 
 
 def _is_pipeline(path: Path) -> bool:
-    return path.is_dir() and (holds_onnx(path) or (path / INDEX).is_file())
+    return os.path.isdir(path) and (holds_onnx(path) or os.path.isfile(path / INDEX))
 
 
 _LONGEST_CHAIN = 16

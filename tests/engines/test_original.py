@@ -127,3 +127,10 @@ def test_a_checkpoint_that_was_replaced_is_not_compared_with(place: Path) -> Non
     result = verify("fast")
     assert result.exit_code == 0, result.output
     assert "not compared with torch: checkpoint is another model" in " ".join(result.output.split())
+
+
+def test_a_source_that_no_file_system_takes_is_nowhere(tmp_path: Path) -> None:
+    """As one in a folder that only another account may enter."""
+    write_json(tmp_path / "sdort.json", {"source": "a" * 300})
+    with original_of(tmp_path, "") as found:
+        assert found is None

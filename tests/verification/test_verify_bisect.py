@@ -15,6 +15,7 @@ from support.exports import Case
 
 from sdort.errors import BadModelError
 from sdort.rewrite.fusion import load_fusions
+from sdort.rewrite.fusion_names import fusion_names
 from sdort.rewrite.pattern import parse_pattern
 from sdort.rewrite.provenance import PROVENANCE_KEY, Provenance, read_provenance
 from sdort.verification.bisection import search as bisect_module
@@ -198,6 +199,7 @@ def test_a_wrong_fusion_is_named(
     finding = found_in(graphs)
     assert finding.kind == FUSION, finding
     assert fusion in finding.blamed
+    assert set(finding.blamed) <= set(fusion_names())
     assert fusion in finding.message
     assert operator in [culprit.operator for culprit in finding.culprits]
     # In the original's names: its node exists, and is the first of its kind.

@@ -18,6 +18,7 @@ from sdort.model import float16
 from sdort.model.error_measure import magnitude
 from sdort.model.signature import Array
 from sdort.onnx_io.precision_mark import stored_dtype
+from sdort.rewrite.fusion_names import fusion_names
 from sdort.verification.bisection.fused_steps import StepComparison, WrongStep, compare_steps
 from sdort.verification.bisection.search import Divergence, find_divergence
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
@@ -26,9 +27,6 @@ from sdort.verification.component_comparison import Comparison
 from sdort.verification.limits import Tolerance
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
-_TIDYING = ("tidy", "tidy raised", "tidy layout", "tidy lowered", "tidy half")
-PIPELINE_STEPS = (*_TIDYING, "streams", "channels last", "expand", "borrow shapes", "scales", "half")
-"""Makers that are named only when no fusion is."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +103,7 @@ def find_cause(graphs: GraphPair, output: str, divergence: Divergence, limit: To
     ratios = [_share(graphs, culprits, divergence.pair, values, limit, wide) for wide in (False, True)]
     kind = _kind(ratios, culprits, graphs)
     makers = tuple(dict.fromkeys(maker for n in culprits for maker in graphs.provenance.makers.get(n.name, ())))
-    fusions = tuple(maker for maker in makers if maker not in PIPELINE_STEPS)
+    fusions = tuple(maker for maker in makers if maker in fusion_names())  # steps are named where none of these is
     precision = _precision(graphs)
     producer = replaced[-1]
     largest = magnitude(values[divergence.pair][0])
