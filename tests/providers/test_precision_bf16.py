@@ -200,3 +200,50 @@ def test_verify_says_which_limits_hold(models: Fragile, tmp_path: Path) -> None:
     assert record["passed"], record
     # Rounded to bf16, and not to fp16, whose limit this exceeds.
     assert all(each["mean_share"] > 3e-3 for each in record["components"]), record
+
+
+@pytest.mark.parametrize(
+    ("provider", "also"), [(ROCM, " For an AMD GPU also: --provider migraphx."), (CUDA, ""), (CPU, "")]
+)
+def test_the_refusal_names_a_provider_for_the_same_gpu(provider: Provider, also: str) -> None:
+    with pytest.raises(UsageError, match=f"--bf16 is not possible for {provider.name}: ") as caught:
+        refuse_bf16(provider)
+    assert caught.value.message.endswith(provider.no_bf16)
+    assert caught.value.hint == f"Take --fp16 auto: it keeps in fp32 what fp16 cannot hold.{also}"
+
+
+@pytest.mark.parametrize("value", ["0", "1", "true", "false", "True", "False"])
+@pytest.mark.parametrize("kind", ["bf16", "fp16", "fp8", "int8"])
+def test_a_precision_that_is_asked_for_has_to_be_the_models(path: Path, kind: str, value: str) -> None:
+    name, on = f"migraphx_{kind}_enable", value in ("1", "true", "True")
+    options = RuntimeOptions(provider_options={"migraphx_exhaustive_tune": "1", name: value})
+    if on == (kind == "bf16"):
+        found = with_bf16(path, "unet", MIGRAPHX, options)
+        assert found.provider_options == {**options.provider_options, **ENABLED}
+    else:
+        with pytest.raises(UsageError, match=f"{name}={value}: .* was made for bf16"):
+            with_bf16(path, "unet", MIGRAPHX, options)
+
+
+def test_who_knows_what_a_model_was_made_for_need_not_ask_its_file(path: Path, tmp_path: Path) -> None:
+    asked = RuntimeOptions("migraphx")
+    assert with_bf16(path, "unet", MIGRAPHX, asked, made=False) is asked
+    found = with_bf16(tmp_path / "absent.onnx", "unet", MIGRAPHX, asked, made=True)
+    assert found.provider_options == ENABLED
+    assert with_bf16(path, "unet", CPU, asked, made=True) is asked
+    with pytest.raises(ProviderError, match="in which cuda does not compute") as caught:
+        with_bf16(tmp_path / "absent.onnx", "unet", CUDA, asked, made=True)
+    assert "Run it on migraphx, or" in str(caught.value.hint)
+    assert "--provider cuda" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("value", [None, "0", "false", "1", "true", "True"])
+def test_a_session_has_to_say_that_it_computes_in_bf16(value: str | None) -> None:
+    told = {MIGRAPHX.ep: {} if value is None else {"migraphx_bf16_enable": value}, CPU.ep: ENABLED}
+    session = SimpleNamespace(get_provider_options=lambda: told)
+    asked = RuntimeOptions("migraphx", provider_options={"migraphx_fp8_enable": "0", **ENABLED})
+    if value in ("1", "true", "True"):
+        check_bf16(session, "unet", MIGRAPHX, asked)
+    else:
+        with pytest.raises(ProviderError, match=f"has {value or 'no such option'}: this is not bf16"):
+            check_bf16(session, "unet", MIGRAPHX, asked)

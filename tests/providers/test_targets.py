@@ -248,3 +248,43 @@ def test_computing_on_the_cpu_is_a_fallback(op: str) -> None:
             refuse_fallback(log(op), provider, "unet")
         refuse_fallback(log(op, provider.ep), provider, "unet")
     refuse_fallback(log(op), CPU, "unet")  # where else
+
+
+def test_refusals_tell_what_is_missing_from_what_is_left_out() -> None:
+    norm = edit(group_norm(64, 32))
+    own = edit("g (float[B, 8] x) => (float[] y) { y = Neg (x) }")
+    own.graph.nodes[0].domain, own.graph.nodes[0].op = "sdort", "GroupNorm"
+    rocm = load_target("rocm")
+    without = rocm.without("com.microsoft.GroupNorm", "sdort.GroupNorm")
+    for editor, name in ((norm, "GroupNorm"), (own, "sdort.GroupNorm")):
+        node = editor.graph.nodes[-1]
+        assert rocm.unsupported(node) is None
+        assert load_target("cpu").unsupported(node) == f"cpu has no kernel for {name}"
+        assert without.unsupported(node) == f"{name} is left out, as --disable asks"
+    # One after the other, and no more than that.
+    both = rocm.without("com.microsoft.GroupNorm").without("com.microsoft.BiasAdd")
+    assert both.left_out == {"com.microsoft.GroupNorm", "com.microsoft.BiasAdd"}
+    assert rocm.conditions.keys() - both.conditions.keys() == both.left_out
+    assert both.preferring().left_out == both.left_out
+
+
+def test_without_facts_the_name_alone_is_looked_at() -> None:
+    wrong = edit(group_norm(63, 32)).graph.nodes[-1]
+    assert load_target("rocm").unsupported(wrong) is None
+    whole = edit("g (int64[B, S] x) => (int64[] y) { y = ArgMax (x) }")
+    for name in GPUS:
+        assert load_target(name).unsupported(whole.graph.nodes[-1]) is None
+        assert load_target(name).unsupported(whole.graph.nodes[-1], whole) is not None
+
+
+def test_migraphx_has_the_standard_operators_of_its_list_alone() -> None:
+    editor = edit("g (float[B, 8] x) => (float[] y) { y = Neg (x) }")
+    (node,) = editor.graph.nodes
+    for name in ("Resize", "Einsum", "Trilu", "Abs", "Xor"):
+        node.op = name
+        assert load_target("migraphx").unsupported(node) is None
+    for name in ("Erfinv", "GridSample", "Bernoulli"):
+        node.op = name
+        assert load_target("migraphx").unsupported(node) == f"migraphx has no kernel for {name}"
+        assert load_target("rocm").unsupported(node) is None
+    assert load_target("migraphx").explicit_inputs == {"Resize": (1, 2)}
