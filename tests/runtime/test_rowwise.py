@@ -95,6 +95,7 @@ def test_rows_are_what_the_operator_makes_of_each_alone(name: str) -> None:
 LEFT: dict[str, tuple[onnx.NodeProto, dict[str, Shape], dict[str, Any]]] = {
     "another's rows": (node("Add", "a b"), {"a": (4,)}, {}),
     "other ranks": (node("Add", "a b"), {"a": (4,), "b": (2, 4)}, {}),
+    "other ranks turned": (node("Add", "a b"), {"a": (2, 4), "b": (4,)}, {}),
     "a number for each row": (node("Mul", "a k"), {"a": (4,)}, {"k": (COUNT, 1)}),
     "more dims than rows": (node("Mul", "a k"), {"a": (4,)}, {"k": (1, 1, 4)}),
     "what does not fit": (node("Add", "a k"), {"a": (4,)}, {"k": (3,)}),
@@ -119,7 +120,7 @@ LEFT: dict[str, tuple[onnx.NodeProto, dict[str, Shape], dict[str, Any]]] = {
     "cut in rows from the end": (node("Slice", "a s e x"), {"a": (6,)}, {"s": [0], "e": [1], "x": [-2]}),
     "cut in rows too": (node("Slice", "a s e x"), {"a": (6,)}, {"s": [0, 0], "e": [1, 1], "x": [1, 0]}),
     "cut without axes": (node("Slice", "a s e"), {"a": (6,)}, {"s": [0], "e": [1]}),
-    "cut by unknown steps": (node("Slice", "a s e x t"), {"a": (6,)}, {"s": [0], "e": [4], "x": [1]}),
+    "cut by unknown steps": (node("Slice", "a s e x t"), {"a": (6,)}, {"s": [0], "e": [4], "x": [1], "t": (1, 1)}),
     "unsqueezed before rows": (node("Unsqueeze", "a x"), {"a": (4,)}, {"x": [0]}),
     "unsqueezed before rows from the end": (node("Unsqueeze", "a x"), {"a": (4,)}, {"x": [-3]}),
     "unsqueezed somewhere": (node("Unsqueeze", "a x"), {"a": (4,)}, {}),
