@@ -167,7 +167,9 @@ def test_an_autoencoders_structure(quant: bool, post: bool) -> None:
     tiny = shape_configs.tiny_vae_config(
         {"encoder.layers.0.weight": (48, 3, 3, 3), "decoder.layers.0.weight": (48, 16, 3, 3)}
     )
-    assert (tiny["latent_channels"], tiny["scaling_factor"]) == (16, 1.0)
+    assert (tiny["latent_channels"], tiny["scaling_factor"], tiny["force_upcast"]) == (16, 1.0, False)
+    assert (tiny["_class_name"], tiny["in_channels"], tiny["out_channels"]) == ("AutoencoderTiny", 3, 3)
+    assert tiny["block_out_channels"] == [48] * 4
     assert tiny["encoder_block_out_channels"] == tiny["decoder_block_out_channels"] == [48] * 4
     assert (tiny["num_encoder_blocks"], tiny["num_decoder_blocks"]) == ([1, 3, 3, 3], [3, 3, 3, 1])
 
@@ -187,6 +189,7 @@ def test_a_text_encoders_structure(prefix: str, projection: int | None) -> None:
     assert (found["vocab_size"], found["hidden_size"], found["intermediate_size"]) == (1000, 192, 777)
     assert (found["num_hidden_layers"], found["num_attention_heads"]) == (2, 3)
     assert (found["max_position_embeddings"], found["hidden_act"]) == (55, "gelu")
+    assert (found["layer_norm_eps"], found["model_type"]) == (1e-5, "clip_text_model")
     assert (found["bos_token_id"], found["eos_token_id"], found["pad_token_id"]) == (0, 2, 1)
     assert found.get("projection_dim") == projection
 
