@@ -102,7 +102,7 @@ def fits(value: object, annotation: Any) -> bool:
     if origin is Mapping:
         return isinstance(value, Mapping) and all(fits(each, arguments[1]) for each in value.values())
     if origin in (Sequence, Collection):
-        return _is_list(value) and all(fits(each, arguments[0]) for each in _different(value))
+        return _is_list(value, origin) and all(fits(each, arguments[0]) for each in _different(value))
     if origin is tuple:
         return _is_list(value) and len(value) == len(arguments) and all(map(fits, value, arguments))
     return callable(value) if origin is Callable else _is_plain(value, origin or annotation)
@@ -127,10 +127,12 @@ def _is_finite(value: Any) -> bool:
         return False
 
 
-def _is_list(value: object) -> TypeGuard[Collection[object]]:
-    """Whether it is a list, a tuple, a range, a set or numpy's array: a text is none, though it has parts."""
-    is_collection = isinstance(value, Collection) and not isinstance(value, str | bytes | bytearray | Mapping)
-    return is_collection and getattr(value, "ndim", 1) > 0
+def _is_list(value: object, kind: type = Sequence) -> TypeGuard[Collection[object]]:
+    """Whether it is a list, a tuple, a range or numpy's array, or a set as a ``Collection``: a text is none, though it
+    has parts."""
+    if hasattr(value, "tolist"):
+        return getattr(value, "ndim", 1) > 0
+    return isinstance(value, kind) and not isinstance(value, str | bytes | bytearray | Mapping)
 
 
 def _different(values: Collection[object]) -> Iterable[object]:

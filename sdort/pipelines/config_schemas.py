@@ -357,13 +357,13 @@ def _named_file(tokens: Mapping[str, Any], path: str) -> str | None:
     return record(files).parts(tokens, path) or TOKENIZER.parts(tokens, path)
 
 
-_SPECIAL_TOKENS = Kind(TOKENIZER.words, TOKENIZER.fits, _named_file)
+SPECIAL_TOKENS = Kind(TOKENIZER.words, TOKENIZER.fits, _named_file)
 _VOCABULARY = mapping_to(whole(0, 10**7), 10**6)
 
 PROCESSOR_FILES = {
     "scheduler_config.json": SCHEDULER,
     "tokenizer_config.json": TOKENIZER,
-    "special_tokens_map.json": _SPECIAL_TOKENS,
+    "special_tokens_map.json": SPECIAL_TOKENS,
     "vocab.json": _VOCABULARY,
     "added_tokens.json": _VOCABULARY,
 }

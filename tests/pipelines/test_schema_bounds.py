@@ -19,6 +19,7 @@ from sdort.pipelines.config_schemas import (
     REQUIRED,
     SCHEDULER,
     SHARD_INDEX,
+    SPECIAL_TOKENS,
     T2I_ADAPTER,
     TEXT_ENCODER,
     TOKENIZER,
@@ -322,7 +323,7 @@ def test_each_component_has_its_own_schema() -> None:
     files = {
         "scheduler_config.json": SCHEDULER,
         "tokenizer_config.json": TOKENIZER,
-        "special_tokens_map.json": TOKENIZER,
+        "special_tokens_map.json": SPECIAL_TOKENS,
     }
     assert {name: PROCESSOR_FILES[name] for name in files} == files
 
