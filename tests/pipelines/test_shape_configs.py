@@ -105,6 +105,8 @@ def test_a_unets_structure(down: Depths, up: Depths, expected: dict[str, Any], l
 def test_layers_of_each_level_and_middles() -> None:
     down, up = [[1], [1, 1, 1], [0, 0]], [[0] * 3, [1] * 3, [1] * 3]
     assert shape_configs.unet_config(unet([32, 64, 64], down, up))["layers_per_block"] == [1, 3, 2]
+    single = shape_configs.unet_config(unet([32], [[3]], [[3]]))
+    assert (single["layers_per_block"], single["transformer_layers_per_block"]) == (1, 3)
     for middle, kind in ((0, "UNetMidBlock2D"), (None, None)):
         found = shape_configs.unet_config(unet([32, 64, 64], down, up, middle=middle))
         assert found["mid_block_type"] == kind
