@@ -25,11 +25,10 @@ int64[2] from2 = {1, 0}, int64[2] to2 = {5, 3}, int64[4] from4 = {0, 1, 2, 0}, i
 int64[8] pads = {0, 1, 2, 0, 0, 0, 1, 3}, int64[2] parts = {1, 3}, float[4] scales = {1.0, 1.0, 2.0, 3.0},
 int64[4] sizes = {2, 4, 9, 11}, uint8 shift = {1}, float[2] little = {0.1, 0.2}>"""
 
-UNARY = (
-    "Abs Acosh Asinh Atan Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN "
-    "LeakyRelu Mish Neg Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Tan Tanh "
-    "ThresholdedRelu"
-).split()  # noqa: SIM905
+UNARY = """
+    Abs Acosh Asinh Atan Ceil Celu Cos Cosh Elu Erf Exp Floor Gelu HardSigmoid HardSwish Identity IsInf IsNaN LeakyRelu
+    Mish Neg Reciprocal Relu Round Selu Shrink Sigmoid Sign Sin Sinh Softplus Softsign Tan Tanh ThresholdedRelu
+""".split()  # noqa: SIM905
 BROADCAST = ("Add", "Div", "Equal", "Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Max", "Mean", "Min", "Mul",
              "PRelu", "Sub", "Sum")  # fmt: skip
 REDUCTIONS = ("ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp", "ReduceMax", "ReduceMean", "ReduceMin",
