@@ -138,16 +138,17 @@ def test_a_block_is_known_by_its_resolution(level: tuple[int, int, int], down: i
 
 def test_positions_tell_kind_block_and_depth() -> None:
     """Twice as small by a stride along one side, and larger again; equal nodes of one depth share a number."""
-    text = """g (float[1, 2, 8, 6] x) => (float[1, 2, 8, 6] y, float[1, 2, 4, 6] z) {
+    text = """g (float[1, 2, 8, 6] x) => (float[1, 2, 8, 6] y, float[1, 2, 8, 3] z) {
         a = Conv <pads = [1, 1, 1, 1]> (x, w)  a1 = Relu (a)  a2 = Relu (a)
-        b = Conv <strides = [2, 1], pads = [1, 1, 1, 1]> (a1, w)  c = Relu (b)
+        b = Conv <strides = [1, 2], pads = [1, 1, 1, 1]> (a1, w)  c = Relu (b)
         r = Reshape (c, sizes)  z = Mul (r, k)
         u = Resize <mode = "nearest"> (c, , scales)  s = Add (u, a2)  d = Conv <pads = [1, 1, 1, 1]> (s, w2)
         y = Relu (d)
     }"""
     weights = {
-        "w": np.ones((2, 2, 3, 3), np.float32), "w2": np.ones((2, 2, 3, 3), np.float32), "k": np.array(2.0, np.float32), "sizes": np.array([1, 2, 4, 6]),
-        "scales": np.array([1, 1, 2, 1], np.float32),
+        "w": np.ones((2, 2, 3, 3), np.float32), "w2": np.ones((2, 2, 3, 3), np.float32),
+        "k": np.array(2.0, np.float32), "sizes": np.array([1, 2, 8, 3]),
+        "scales": np.array([1, 1, 1, 2], np.float32),
     }  # fmt: skip
     editor = edit(text, weights)
     found = {
@@ -169,6 +170,8 @@ def test_positions_tell_kind_block_and_depth() -> None:
     assert with_views(editor, {shown["z"]}) == {shown["z"]}
     selection = _selection(editor, [], {shown["a"], shown["d"], shown["z"]}, 12)
     assert (selection.node_share, selection.extra_bytes) == (0.25, 2 * (36 + 36 + 1))
+    viewed = _selection(editor, [], {shown["c"], shown["z"]}, 10)
+    assert (viewed.node_share, len(viewed.nodes)) == (0.2, 3)
     assert _extra_bytes(editor, {shown["r"], shown["u"]}) == 0  # neither sizes nor scales are halved
 
 
@@ -185,6 +188,15 @@ def test_equal_nodes_are_counted_by_depth() -> None:
     assert [numbers[name] for name in "qs"] == [0, 1]
     assert [numbers[name] for name in "bcy"] == [0, 1, 0]
     assert {each.block for each in found.values()} == {EVERYWHERE}
+
+
+def test_a_model_that_only_shrinks_has_blocks_too() -> None:
+    text = """g (float[1, 2, 8, 6] x) => (float[1, 2, 4, 6] y) {
+        a = Relu (x)  y = Conv <strides = [2, 1], pads = [1, 1, 1, 1]> (a, w)
+    }"""
+    editor = edit(text, {"w": np.ones((2, 2, 3, 3), np.float32)})
+    found = find_positions(editor)
+    assert [found[node.name].block for node in editor.graph.nodes] == ["down 0", "middle"]
 
 
 # Ranges and risks
@@ -219,6 +231,7 @@ def test_ranges_are_odd_where_they_are_no_numbers_and_join_by_their_worst() -> N
         (Range(1e-6), "it is at most 1.0e-06"),
         (Range(1e-6, 0, 0.25), "it is at most 1.0e-06, 25.0% of it becomes zero"),
         (Range(2e5, 0.125), "it reaches 2e+05, 12.5% of it overflows"),
+        (Range(1e5), "it reaches 1e+05"),
         (Range(3e4), "it reaches 3e+04, fp16 ends at 65504"),
     ],
 )  # fmt: skip
@@ -238,6 +251,7 @@ SMALL, BIG = Range(1e-6), Range(1e5)
         ("Sum", "x, w", {"w": SMALL}, False), ("Add", "x, w", {"w": BIG}, True), ("Relu", "x", {"x": SMALL}, True),
         ("Add", "x, w", {"x": SMALL}, False), ("Relu", "x", {"y": BIG}, True), ("Relu", "x", {"y": SMALL}, False),
         ("Gemm", "x, w, w2", {"w2": SMALL}, False), ("Gemm", "x, w, w2", {"w": SMALL}, True),
+        ("Sum", "x, w", {"x": SMALL}, False), ("Sub", "x, w", {"x": SMALL}, False),
         ("Relu", "x", {}, False), ("Identity", "x", {"x": BIG, "y": BIG}, False),
     ],
 )  # fmt: skip
