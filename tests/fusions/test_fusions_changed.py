@@ -8,10 +8,11 @@ import numpy as np
 import numpy.typing as npt
 import onnx
 import pytest
+from onnx import numpy_helper
 from onnx.reference import ReferenceEvaluator
 from onnxruntime.capi.onnxruntime_pybind11_state import Fail as ORTFail
 from support.changed_models import OPEN, changed_models, copy
-from support.fusion_models import CHANGED_CASES, TOLERANCE, before_model
+from support.fusion_models import CASES, CHANGED_CASES, TOLERANCE, before_model
 from support.small_graphs import run, to_proto
 
 from sdort.emulation.standard import expand
@@ -92,3 +93,23 @@ def feeds(model: onnx.ModelProto, rng: np.random.Generator) -> dict[str, Array]:
         shape = [d.dim_value or int(d.dim_param.removeprefix(OPEN)) for d in kind.shape.dim]
         found[info.name] = rng.standard_normal(shape).astype(np.float32)
     return found
+
+
+WITH_EPSILON = [case for case in CASES if "epsilon" in load_fusions()[case[0]].module.EXAMPLE]
+
+
+@pytest.mark.parametrize(("name", "index"), WITH_EPSILON)
+def test_an_epsilon_that_counts_is_kept(name: str, index: int) -> None:
+    """One of 1e-5 is lost in the tolerance, and it is what is meant where none is stated."""
+    fusion, rng = load_fusions()[name], np.random.default_rng(index)
+    model = before_model(fusion, index, rng)
+    stated = [attribute for node in model.graph.node for attribute in node.attribute if attribute.name == "epsilon"]
+    constants = [tensor for tensor in model.graph.initializer if tensor.name == "epsilon"]
+    for attribute in stated:
+        attribute.f = 0.5
+    for tensor in constants:
+        tensor.CopyFrom(numpy_helper.from_array(np.full(tensor.dims, 0.5, np.float32), tensor.name))
+    assert stated or constants
+    fused = fuse(fusion, model)
+    assert fused is not None
+    assert difference(model, fused, rng) is None
