@@ -39,6 +39,9 @@ def test_dims_that_are_not_known_stay() -> None:
     part = at_size(found, {"height": 13})
     assert dims(part.inputs)["sample"] == ("batch_size", 4, 13, "width")
     assert at_size(found, {}) == found
+    controlled = dims(describe_component("unet", "UNet2DConditionModel", UNET, control=True).inputs)
+    assert controlled["down_block_additional_residuals.0"] == ("batch_size", 320, "height", "width")
+    assert controlled["down_block_additional_residuals.3"][2:] == ("(height + 1)//2", "(width + 1)//2")
 
 
 @pytest.mark.parametrize(
@@ -237,6 +240,9 @@ def test_unets_with_other_inputs_are_refused(component: str, key: str, value: An
         ("unet", "UNet2DConditionModel", {**UNET, "out_channels": 4.0}, "out_channels = 4.0"),
         ("unet", "UNet2DConditionModel", {**UNET, "cross_attention_dim": [768, 1024]}, "cross_attention_dim ="),
         ("unet", "UNet2DConditionModel", {}, "KeyError"),
+        ("unet", "UNet2DConditionModel", {**UNET, "cross_attention_dim": []}, "cross_attention_dim"),
+        ("controlnet", "ControlNetModel", {**UNET, "block_out_channels": None}, "TypeError"),
+        ("controlnet", "ControlNetModel", {**UNET, "block_out_channels": []}, "IndexError"),
         ("vae_decoder", "AutoencoderKL", {"out_channels": 3}, "latent_channels"),
         ("text_encoder", "CLIPTextModel", {"hidden_size": 8, "num_hidden_layers": None}, "num_hidden_layers = None"),
     ],
