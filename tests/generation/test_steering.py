@@ -230,8 +230,9 @@ def test_models_stay_open_and_controls_are_those_of_the_request(open_models: lis
     assert [each.component for each in running.sessions] == [CONTROLNET, T2I_ADAPTER]
     kept = {id(first)}
     others: list[Any] = [
-        (models, (24, 8), False),
         (models, (8, 24), True),
+        (models, (24, 8), True),
+        (models, (8, 24), False),
         (models[::-1], (8, 24), False),
         (models[:1], (8, 24), False),
         ([models[0], model("other", T2I_ADAPTER)], (8, 24), False),
