@@ -105,6 +105,7 @@ def test_adapters_features_are_summed_where_each_is_active() -> None:
     assert found == [[2.0, 4.0], [7.0, 9.5], [5.0, 5.5], []]
     assert runs == ["first", "second"]  # once for an image
     assert [controls._changes(step, 4) for step in range(4)] == [True, True, True, True]
+    assert Controls([second])._changes(0, 4)
     assert [Controls([first])._changes(step, 4) for step in range(4)] == [True, False, True, False]
 
 
@@ -285,6 +286,11 @@ def test_a_control_image_gets_the_size_of_the_image(
         assert (pixels.shape, pixels.dtype) == ((1, channels, *size), FLOAT)
         wanted = [round(7 * 0.299 + 14 * 0.587 + 21 * 0.114)] if channels == 1 else [7, 14, 21]
         np.testing.assert_allclose(pixels[0, :, 0, 0], np.array(wanted) / 255, atol=1e-6)
+    halves = np.zeros((8, 24, 3), np.uint8)
+    halves[:, 12:] = 255
+    turned = model("net", image=InputImage("halves.png", Image.fromarray(halves)))
+    found = running_controls._pixels(turned, size)[0, 0]
+    assert (found[:, 0].max(), found[:, -1].min()) == (0.0, 1.0)
     said = " ".join(capsys.readouterr().err.split())
     if told is None:
         assert said == ""
