@@ -6,10 +6,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from onnx.reference import ReferenceEvaluator
 from support.rules import run_fold
-from support.small_graphs import Array, Described, check_step, edit, operators
+from support.small_graphs import Array, Described, check_step, edit, operators, parse, to_proto
 
-from sdort.model.weights import Stored, Weight
+from sdort.model.weights import Inline, Stored, Weight
 
 W = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
 """3 KiB: large enough to be a described weight."""
@@ -270,3 +271,63 @@ def test_what_may_not_be_zero_is_added(nodes: str) -> None:
 def test_integer_sums_keep_their_type() -> None:
     weights: dict[str, Array | Weight] = {"zero": np.array([0], np.int64)}
     assert check_step("g (int64[B] x) => (int64[B] y) { y = Add (x, zero) }", run_fold, {"B": 3}, weights) == {"Add": 1}
+
+
+# --- weights that are stored as integers ---
+
+QUANTIZED = {
+    "one scale": ("float", "s0", ""),
+    "one scale and zero": ("float", "s0, z0", ""),
+    "one scale in a vector": ("float", "s1", ""),
+    "by column": ("float", "s4", ""),
+    "by column and zero": ("float", "s4, z4", "axis = 1"),
+    "by row": ("float", "s3", "axis = 0"),
+    "by the last but one": ("float", "s3, z3", "axis = -2"),
+    "in half precision": ("float16", "h4, z4", "axis = -1"),
+}
+NO_WEIGHTS = {
+    "in blocks": ("float", "s32, z32", "axis = 1, block_size = 2"),
+    "a scale that is computed": ("float", "given", ""),
+}
+
+
+def quantized() -> dict[str, Array | Weight]:
+    rng = np.random.default_rng(0)
+    scales = {f"s{n}": rng.uniform(0.1, 2, n).astype(np.float32) for n in (1, 3, 4)}
+    zeros = {f"z{n}": rng.integers(-9, 9, n).astype(np.int8) for n in (3, 4)}
+    more = {"s0": np.array(0.3, np.float32), "z0": np.array(-5, np.int8), "h4": scales["s4"].astype(np.float16)}
+    blocks = {"s32": rng.uniform(1, 2, (3, 2)).astype(np.float32), "z32": rng.integers(-9, 9, (3, 2)).astype(np.int8)}
+    return {**scales, **zeros, **more, **blocks, "w": rng.integers(-128, 128, (3, 4)).astype(np.int8)}
+
+
+def dequantizing(kind: str, arguments: str, settings: str) -> tuple[str, dict[str, Array | Weight]]:
+    given = "float given" if "given" in arguments else ""
+    text = f"g ({given}) => ({kind}[a, b] y) {{ v = DequantizeLinear <{settings}> (w, {arguments})  y = Neg (v) }}"
+    names = {"w", *arguments.split(", ")}
+    return text.replace("<> ", ""), {name: values for name, values in quantized().items() if name in names}
+
+
+@pytest.mark.parametrize("case", QUANTIZED.values(), ids=QUANTIZED)
+def test_integers_become_described_weights(case: tuple[str, str, str]) -> None:
+    text, weights = dequantizing(*case)
+    editor = edit(text, {**weights, "w": Described([3, 4], np.int8)})
+    run_fold(editor)
+    (neg,) = (node for node in editor.graph.nodes if node.op == "Neg")
+    described = neg.inputs[0]._values
+    assert isinstance(described, Weight)
+    assert (described.shape, described.dtype) == ((3, 4), np.dtype(np.float32 if case[0] == "float" else np.float16))
+    node = ReferenceEvaluator(parse(text, weights))
+    (wanted,) = node.run(None, {})
+    found = edit(text, {name: Inline(values) if name == "w" else values for name, values in weights.items()})  # type: ignore[arg-type]
+    run_fold(found)
+    (result,) = ReferenceEvaluator(to_proto(found.model)).run(None, {})
+    np.testing.assert_allclose(result, wanted, rtol=2e-3 if case[0] == "float16" else 1e-6)
+    assert operators(found).get("DequantizeLinear", 0) == 0
+
+
+@pytest.mark.parametrize("case", NO_WEIGHTS.values(), ids=NO_WEIGHTS)
+def test_other_forms_of_integers_stay(case: tuple[str, str, str]) -> None:
+    text, weights = dequantizing(*case)
+    editor = edit(text, {**weights, "w": Described([3, 4], np.int8)})
+    run_fold(editor)
+    assert operators(editor) == {"DequantizeLinear": 1, "Neg": 1}

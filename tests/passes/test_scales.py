@@ -10,6 +10,7 @@ from support.rules import run_fold
 from support.small_graphs import Array, Described, check_step, edit, operators, parse, run, to_proto
 from support.small_graphs import load as load_graph
 
+from sdort.model.weights import Weight
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.passes import scales, tidy
 from sdort.providers import PROVIDER_NAMES, load_target
@@ -198,12 +199,22 @@ KEPT = {
     "a projection": "p = MatMul (x, w)  y = Mul (p, half2)",
     "a factor for each": "p = MatMul (x, z)  y = Mul (p, row)",
     "a number that it divides": "p = MatMul (x, z)  y = Div (three, p)",
+    "by 1": "p = MatMul (x, z)  y = Mul (p, one)",
+    "by less than -1": "p = MatMul (x, z)  y = Mul (p, minus)",
+    "by nothing": "p = MatMul (x, z)  y = Mul (p, none)",
+    "a division by less than 1": "p = MatMul (x, z)  y = Div (p, half2)",
+    "a division by nothing": "p = MatMul (x, z)  y = Div (p, none)",
+    "to a larger shape": "p = MatMul (x, z)  y = Mul (p, quarter)",
+    "another operator": "p = MatMul (x, z)  y = Add (p, half2)",
+    "another domain's": "p = MatMul (x, z)  y = com.microsoft.BiasGelu (p, half2)",
 }
+NUMBERS = """, float[2] row = {0.5, 0.25}, float one = {1.0}, float minus = {-1.5}, float none = {0.0},
+float[1, 1, 1, 1] quarter = {0.25}>"""
 
 
 @pytest.mark.parametrize("body", KEPT.values(), ids=KEPT)
 def test_other_products_stay(body: str) -> None:
-    header = ATTENTION.replace("(float[B, H, W] y)", "(float[] y)")[:-1] + ", float[2] row = {0.5, 0.25}>"
+    header = ATTENTION.replace("(float[B, H, W] y)", "(float[] y)")[:-1] + NUMBERS
     text = header.replace(" W]", " 2]")
     editor = edit(f"{text} {{ {body} }}", {"w": Described([4, 8], np.float32)})
     assert scales.scale_before(editor, half=True) == 0
@@ -215,3 +226,51 @@ def test_factors_whose_product_is_no_number_stay_apart(factors: tuple[float, flo
         y = Softmax <axis = -1> (s) }"""
     made = {name: np.array(value, np.float32) for name, value in zip(("first", "second"), factors, strict=True)}
     assert gather(edit(text, made)) == 0
+
+
+SHRUNK = {
+    "twice": ("p = MatMul (x, z)  q = Mul (p, half2)  y = Div (q, three)", 2),
+    "negatively": ("p = MatMul (x, z)  y = Mul (p, minus)", 1),
+    "of shares": ("s = MatMul (x, z)  r = Softmax (s)  p = MatMul (r, r)  y = Mul (p, half2)", 0),
+    "up and then down": ("p = MatMul (x, z)  q = Mul (p, three)  y = Mul (q, half2)", 0),
+}
+
+
+@pytest.mark.parametrize("case", SHRUNK.values(), ids=SHRUNK)
+def test_every_factor_in_a_row_goes_before_the_product(case: tuple[str, int]) -> None:
+    header = ATTENTION.replace("W]", "5]").replace("(float[B, H, 5] y)", "(float[] y)")[:-1] + ", float minus = {-0.5}>"
+    text = f"{header} {{ {case[0]} }}"
+    editor = edit(text)
+    assert scales.scale_before(editor, half=True) == case[1]
+    assert scales.scale_before(edit(text), half=False) == 0
+    found, wanted = run(editor.model, FEEDS), run(parse(text), FEEDS)
+    np.testing.assert_allclose(found[0], wanted[0], rtol=1e-5, atol=1e-6)
+
+
+FEEDS = {
+    name: np.random.default_rng(0).standard_normal(shape).astype(np.float32)
+    for name, shape in (("x", (3, 5, 4)), ("z", (3, 4, 5)))
+}
+COMPARED = {
+    "with minus infinity": ("Equal (s, closed)", True),
+    "with infinity before it": ("Equal (opened, s)", True),
+    "with a number": ("Equal (s, two)", False),
+    "with data": ("Equal (s, s2)", False),
+    "whether it is less": ("Less (s, closed)", False),
+    "whether it is a number": ("IsNaN (s)", True),
+    "whether it is infinite": ("IsInf (s)", True),
+}
+
+
+@pytest.mark.parametrize("case", COMPARED.values(), ids=COMPARED)
+def test_a_comparison_that_no_rounding_changes_does_not_hold_a_scale(case: tuple[str, bool]) -> None:
+    """A mask that closes a row is looked for beside the softmax."""
+    infinite: dict[str, Array | Weight] = {"closed": np.float32([-np.inf]), "opened": np.float32([np.inf])}
+    header = ATTENTION.replace("(float[B, H, W] y)", "(float[] y, bool[] e)")
+    text = f"{header} {{ q = Mul (x, three)  s = MatMul (q, z)  s2 = Exp (s)  e = {case[0]}  {SOFTMAX} }}"
+    if "s2)" not in case[0]:
+        text = text.replace("s2 = Exp (s)", "")
+    editor = edit(text, {name: value for name, value in infinite.items() if name in case[0]})
+    gather(editor)
+    names = [node.op for node in editor.graph.nodes]
+    assert (names.index("MatMul") < names.index("Mul")) == case[1]
