@@ -144,6 +144,7 @@ def test_changes_are_found_fact_by_fact() -> None:
         ("input", "x", "float32[b, 4, ?]", "float16[b, 4, ?]"), ("output", "y", "??", None),
         ("operator", "com.microsoft.NhwcConv", 2, None), ("operator", "Add", None, 1),
     ]  # fmt: skip
+    assert list(compare_components([component("a"), component("b")], [component("c")])) == ["a", "b", "c"]
     both = compare_components([component("a"), component("b")], [component("c"), component("a", nodes=7)])
     assert {name: [(each.kind, each.before, each.after) for each in found] for name, found in both.items()} == {
         "a": [("count", 1234, 7)], "b": [("component", "present", None)], "c": [("component", None, "present")]
@@ -154,6 +155,8 @@ def test_changes_are_found_fact_by_fact() -> None:
     ("changes", "words"),
     [
         ({"a": []}, "No differences."),
+        ({"a": [Change("count", "nodes", 10, 11)]},
+         "1 component differs: 1 node more, weights of the same size, the same inputs and outputs."),
         ({"a": [Change("count", "nodes", 10, 9)], "b": []},
          "1 component differs: 1 node less, weights of the same size, the same inputs and outputs."),
         ({"a": [Change("count", "nodes", 10, 9)], "b": [Change("count", "nodes", 1, 5)]},
@@ -210,6 +213,7 @@ def test_types_that_numpy_lacks_have_names_and_sizes() -> None:
 def test_totals_are_of_one_provider_and_of_what_was_timed() -> None:
     shares = (Share("A", "x", 3, 1.5), Share("A", "y", 2, None), Share("B", "z", 7, 9.0), Share("C", "z", 1, None))
     placed = Placement("unet", shares, False, {}, {})
+    assert Placement("a", (Share("A", "x", 1, 0.0),), False, {}, {}).total("A") == (1, 0.0)
     assert [placed.total(name) for name in "ABCD"] == [(5, 1.5), (7, 9.0), (1, None), (0, None)]
 
 
@@ -223,7 +227,7 @@ def test_the_table_of_a_placement_is_cut_short_by_provider() -> None:
         ("  1 more", "4", ""), ("unet on Other", "10", "34.000"), ("  Ot0", "1", "10.000"), ("  Ot1", "2", "9.000"),
         ("  Ot2", "3", "8.000"), ("  1 more", "4", ""),
     ]  # fmt: skip
-    assert [line[0] for line in cells(placement_table([placed], most=4))].count("  1 more") == 0
+    assert [line[0] for line in cells(placement_table([placed], most=4))].count("  0 more") == 0
     plain = Placement("a", (Share("A", "x", 1, None),), False, {}, {})
     timed = Placement("a", (Share("A", "x", 1, 0.0),), False, {}, {})
     assert placement_table([plain]).title == "Placement"
