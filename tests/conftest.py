@@ -60,7 +60,11 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Long tests first: processes share tests out as they go, and a long one at the end keeps all others waiting."""
+    """Long tests first: processes share tests out as they go, and a long one at the end keeps all others waiting.
+
+    Processes that share tests out know them by their names, in which there may be no address of an object.
+    """
+    assert not (moving := [item.nodeid for item in items if " at 0x" in item.nodeid]), f"give ids to {moving[:3]}"
     items.sort(key=lambda item: item.get_closest_marker("long") is None)
 
 

@@ -37,7 +37,7 @@ TABLE: tuple[tuple[Any, tuple[Any, ...], tuple[Any, ...]], ...] = (
 )  # fmt: skip
 
 
-@pytest.mark.parametrize(("annotation", "taken", "refused"), TABLE, ids=str)
+@pytest.mark.parametrize(("annotation", "taken", "refused"), TABLE, ids=[str(row[0]) for row in TABLE])
 def test_values_of_a_type(annotation: Any, taken: tuple[Any, ...], refused: tuple[Any, ...]) -> None:
     for value in taken:
         assert fits(value, annotation), value
