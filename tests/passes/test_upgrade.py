@@ -14,7 +14,7 @@ from support.small_graphs import Array, feeds_for, load, parse, run, to_proto
 from sdort.errors import BadModelError
 from sdort.model.model import Model
 from sdort.optimizer.report import count_operators
-from sdort.passes import upgrade
+from sdort.passes import target_opset, upgrade
 from sdort.passes.target_opset import declare_opset
 from sdort.passes.upgrade import set_opset
 from sdort.rewrite.editor import Editor
@@ -53,6 +53,23 @@ CHANGED = {
         "y = BatchNormalization (x, s, s, s, s)",
         "<float[4] s = {1.0, 2.0, 3.0, 4.0}>",
     ),
+    **{
+        f"{op} {opset} of axes": (opset, f"a = Abs (x)  y = {op} <axes = [-1, 1]> (a)", "")
+        for op, opset in (
+            ("ReduceProd", 17),
+            ("ReduceL1", 12),
+            ("ReduceL2", 17),
+            ("ReduceSumSquare", 17),
+            ("ReduceLogSum", 13),
+            ("ReduceLogSumExp", 17),
+            ("ReduceMax", 17),
+            ("ReduceMin", 11),
+            ("ReduceMean", 11),
+            ("ReduceSum", 12),
+        )
+    },
+    "LogSoftmax 11 of its default": (11, "y = LogSoftmax (x)", ""),
+    "Hardmax 12 of its default": (12, "y = Hardmax (x)", ""),
     "ReduceLogSumExp 13": (13, "y = ReduceLogSumExp <axes = [1], keepdims = 1> (x)", ""),
     "GroupNormalization 18": (
         18,
@@ -134,6 +151,7 @@ REFUSED = {
         "y, a, b, c, d = BatchNormalization (x, s, s, s, s)",
         "this BatchNormalization of opset 11 trains",
     ),
+    "a default that is another now": (17, "y = DFT (x)", "DFT of opset 17 has changed"),
     "an attribute that is an input now": (17, "y = DFT <axis = 2> (x)", "DFT of opset 17 has changed"),
     "a word that is gone": (
         11,
@@ -239,3 +257,58 @@ def test_regions_lie_where_each_opset_has_them(opset: int) -> None:
     model = upgraded(text, opset)
     declare_opset(model, 18)
     np.testing.assert_array_equal(run(model, feeds)[0], run(proto, feeds)[0])
+
+
+@pytest.mark.parametrize(
+    ("shape", "groups", "said"),
+    [
+        ("2, C, 6", 2, "has 2 groups of C channels"),
+        ("2, 4, 6", 3, "has 3 groups of 4 channels"),
+        ("2", 1, "has 1 groups of an unknown number of channels"),
+    ],
+)
+def test_groups_of_no_known_size_are_refused(shape: str, groups: int, said: str) -> None:
+    weights = f"<float[{groups}] s = {{{', '.join(['1.0'] * groups)}}}>"
+    body = f"{weights} {{ y = GroupNormalization <num_groups = {groups}> (x, s, s) }}"
+    with pytest.raises(BadModelError, match=f"this GroupNormalization of opset 18 {said}") as caught:
+        upgraded(f"g (float[{shape}] x) => (float[] y) {body}", 18)
+    assert (caught.value.component, caught.value.node) == ("test", "GroupNormalization.0")
+    assert "Export the model again with opset 21" in (caught.value.hint or "")
+
+
+def test_groups_of_several_channels_share_their_scale() -> None:
+    constants = "<float[2] s = {0.5, 2.0}, float[2] b = {1.0, -1.0}>"
+    body = f"{constants} {{ y = GroupNormalization <num_groups = 2> (x, s, b) }}"
+    text = f"g (float[2, 6, 5, 3] x) => (float[a0, a1, a2, a3] y) {body}"
+    proto = parse(text, opset=18)
+    feeds = feeds_for(proto, {})
+    (found,) = run(upgraded(text, 18), feeds)
+    parts = feeds["x"].astype(np.float64).reshape(2, 2, -1)
+    normal = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + 1e-5)
+    wanted = (normal * [[[0.5], [2.0]]] + [[[1.0], [-1.0]]]).reshape(2, 6, 5, 3)
+    np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_a_written_graph_states_its_ends_alone() -> None:
+    """ONNX Runtime infers the rest, which is so never stale."""
+    body = "a = Softmax (x)  h, s = Split <axis = 1, num_outputs = 2> (a)  z = Neg (h)  y = Exp (z)"
+    model = load(f"g (float[2, 4, 6] x) => (float[2, 2, 6] y, float[2, 2, 6] s) {{ {body} }}")
+    editor = Editor(model)
+    inner = [tensor for node in editor.graph.nodes for tensor in node.outputs if tensor.name in "ahz"]
+    for tensor in inner:
+        tensor.shape, tensor.dtype = (1, 2, 3), np.dtype(np.float64)
+    assert target_opset.run(editor, 20, 9) == 0
+    assert (model.graph.opset, model.graph.ir_version) == (20, 9)
+    assert [(tensor.shape, tensor.dtype) for tensor in inner] == [(None, None)] * 3
+    ends = (*editor.graph.inputs, *editor.graph.outputs)
+    assert [(list(tensor.shape), tensor.dtype) for tensor in ends] == [
+        ([2, first, 6], np.dtype(np.float32)) for first in (4, 2, 2)
+    ]
+
+
+def test_nodes_that_lose_a_stated_default_are_counted() -> None:
+    body = "h = Cast <to = 10, saturate = 1> (x)  c = Cast <to = 1> (h)  y = Cast <to = 1, saturate = 1> (c)"
+    model = load(f"g (float[2, 4] x) => (float[2, 4] y) {{ {body} }}")
+    assert declare_opset(model, 18) == 2
+    assert [dict(node.attrs) for node in model.graph.nodes] == [{"to": 10}, {"to": 1}, {"to": 1}]
+    assert declare_opset(model, 18) == 0
