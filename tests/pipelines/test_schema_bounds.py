@@ -30,23 +30,26 @@ from sdort.pipelines.config_schemas import (
 )
 from sdort.pipelines.schema import Kind
 
-FLAG_OR_NULL = ((True, False, None), (0, 1, "true", [], 1.0))
+Edges = tuple[tuple[Any, ...], tuple[Any, ...]]
+"""Values that pass, and values that do not."""
+
+FLAG_OR_NULL: Edges = ((True, False, None), (0, 1, "true", [], 1.0))
 NAME = (("a", "", "x" * 256), (None, 1, "x" * 257, "a\n", "\x1b", ["a"]))
 NAME_OR_NULL = (("a", "x" * 256, None), (1, "x" * 257, "a\n", "\x9b", True))
 WIDTH = ((1, 1 << 16), (0, -1, (1 << 16) + 1, 1.0, True, None, "1"))
 WIDTH_OR_NULL = ((1, 1 << 16, None), (0, (1 << 16) + 1, 2.0, False))
 COUNT = ((1, 64), (0, 65, 1.0, None))
-COUNTS = ((1, 64, [1], [64] * 16), (0, 65, [], [0], [1] * 17, None))
-DEPTHS = ((0, 64, [0], [64] * 16, [[0, 1], 2], [[1] * 64]), (-1, 65, [], [[1]] * 17, [[]], [[1] * 65], [1] * 65))
-WIDTHS_OR_NULL = ((1, None, [1], [1 << 16] * 16), (0, [], [0], [1] * 17, [None], [1.5]))
+COUNTS: Edges = ((1, 64, [1], [64] * 16), (0, 65, [], [0], [1] * 17, None))
+DEPTHS: Edges = ((0, 64, [0], [64] * 16, [[0, 1], 2], [[1] * 64]), (-1, 65, [], [[1]] * 17, [[]], [[1] * 65], [1] * 65))
+WIDTHS_OR_NULL: Edges = ((1, None, [1], [1 << 16] * 16), (0, [], [0], [1] * 17, [None], [1.5]))
 SHARE = ((0, 1, 0.5, 1e-5), (-1e-9, 1.0001, None, True, "0"))
 SCALE = ((1e-9, 1, 1e6), (0, -1, 1e6 + 1, None))
 SHIFT = ((-1e6, 0, 1e6), (-1e6 - 1, 1e6 + 1, None, math.inf))
-BLOCKS = ((["a"], ["a"] * 16), ([], ["a"] * 17, "a", [1], [None], None))
+BLOCKS: Edges = ((["a"], ["a"] * 16), ([], ["a"] * 17, "a", [1], [None], None))
 TOKEN = ((-1, 0, 10**7, None), (-2, 10**7 + 1, 1.0))
 PATH = (("x" * 4096,), ("x" * 4097, None, 1))
-PART = ((None, ["diffusers", "X"], [None, None]), (["a"], ["a", "b", "c"], "a", [1, 2], {}))
-SIDE = ((None, 1, 8192, [1, 8192]), (0, 8193, [], [1], [1, 2, 3], [0, 1], [1, 8193], 64.0))
+PART: Edges = ((None, ["diffusers", "X"], [None, None]), (["a"], ["a", "b", "c"], "a", [1, 2], {}))
+SIDE: Edges = ((None, 1, 8192, [1, 8192]), (0, 8193, [], [1], [1, 2, 3], [0, 1], [1, 8193], 64.0))
 DENOISER = {
     **dict.fromkeys(("_class_name", "_diffusers_version"), NAME),
     "_name_or_path": PATH,
@@ -108,7 +111,7 @@ VISION = {
 }
 PROJECTION: dict[str, Any] = {"kind": "plain", "tokens": 4, "width": 768, "embeds": 1024}
 BAKED: dict[str, Any] = {"name": "a", "scale": 1}
-SPECIAL = ((None, "a", "x" * 1024, "\n", {"content": "x" * 1024}), (1, "x" * 1025, {}, {"content": None}, []))
+SPECIAL: Edges = ((None, "a", "x" * 1024, "\n", {"content": "x" * 1024}), (1, "x" * 1025, {}, {"content": None}, []))
 TABLES: dict[str, tuple[Kind, dict[str, Any]]] = {
     "unet": (
         UNET,
@@ -305,8 +308,9 @@ def test_each_key_takes_what_lies_within_its_bounds(name: str) -> None:
 
 
 def test_objects_are_asked_for() -> None:
+    others: tuple[Any, ...] = (None, [], "a", 1)
     for kind, _ in TABLES.values():
-        for value in (None, [], "a", 1):
+        for value in others:
             assert (kind.problem(value, "it") or "").startswith("it is ")
     assert SHARD_INDEX.problem({}, "") == "it has no weight_map"
     assert SHARD_INDEX.problem({}, "a.b") == "a.b has no weight_map"
@@ -343,8 +347,8 @@ def test_what_is_wrong_is_said_with_its_place() -> None:
     assert schema.list_of(schema.FLAG, 2, 2).words == "a list of 2 times true or false"
     assert schema.one_of("a", "b").words == '"a" or "b"'
     assert schema.one_of("a", "b").problem("b", "x") is None
-    for value in ("c", None, 1):
-        assert schema.one_of("a", "b").problem(value, "x") is not None
+    for other in ("c", None, 1):
+        assert schema.one_of("a", "b").problem(other, "x") is not None
     # What is a part of an alternative is looked at too.
     assert (schema.NULL | inner).problem({"b": [4]}, "x") is not None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -149,7 +149,7 @@ def test_a_name_tells_that_a_unet_is_no_stable_diffusions(family: str, name: str
     assert (found.kind, found.family) == (Kind.TRANSFORMER, family)
 
 
-def checkpoint(width: int, *prefixes: str, more: dict[str, Sequence[int]] | None = None) -> Architecture:
+def checkpoint(width: int, *prefixes: str, more: Mapping[str, Sequence[int]] | None = None) -> Architecture:
     shapes: dict[str, Sequence[int]] = {
         f"{LDM}input_blocks.0.0.weight": (8, 4, 3, 3),
         f"{LDM}input_blocks.1.1.transformer_blocks.0.attn2.to_k.weight": (8, width),
