@@ -78,10 +78,10 @@ def handover(scheduler: Any, start: float) -> int:
     """The number of the first call of the UNet that the refiner takes.
 
     As in diffusers: all timesteps below the share ``1 - start`` of those trained. A scheduler with two calls a step is
-    divided between steps.
+    divided between steps; its last one may have a single call.
     """
     trained = int(scheduler.config.num_train_timesteps)
     cutoff = round(trained - start * trained)
     first = sum(float(time) >= cutoff for time in scheduler.timesteps)
     order = int(getattr(scheduler, "order", 1))
-    return first - first % order
+    return first if first == len(scheduler.timesteps) else first - first % order

@@ -16,7 +16,7 @@ from sdort.generation import refiner, stages
 from sdort.generation.input_image import InputImage
 from sdort.generation.known_schedules import ScheduleCounts
 from sdort.generation.prompt_schedule import Clock
-from sdort.generation.refiner import open_refiner, remark_on_base
+from sdort.generation.refiner import handover, open_refiner, remark_on_base
 from sdort.generation.request import Request
 from sdort.generation.schedule_part import Begin, Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
@@ -133,10 +133,23 @@ def test_a_refiner_takes_the_last_steps(schedules: Any) -> None:
     ("start", "strength", "who"),
     [(0.0, 1.0, "the base"), (1.0, 1.0, "the refiner"), (0.5, 0.5, "the base"), (0.3, 0.5, "the base")],
 )
-def test_each_of_two_models_takes_a_step(start: float, strength: float, who: str, schedules: Any) -> None:
-    schedules.order = 1
+def test_each_of_two_models_takes_a_step(start: float, strength: float, who: str) -> None:
     request = Request("a", steps=10, refiner=Path("r"), refiner_start=start, init_image=PHOTO, strength=strength)
     with pytest.raises(UsageError, match=f"--refiner-start {start:g} leaves {who} none of {10 * strength:g} steps"):
+        plan_stages(FOLDER, request)
+
+
+@pytest.mark.parametrize(("start", "order", "first"), [(1.0, 2, 9), (0.9, 2, 8), (1.0, 1, 9), (0.31, 2, 2)])
+def test_all_of_a_schedule_may_be_the_bases(start: float, order: int, first: int) -> None:
+    """Heun's last step is one call: it is no half of a step that the refiner would have to take."""
+    times = [900, 700, 700, 500, 500, 300, 300, 150, 50]
+    config = SimpleNamespace(num_train_timesteps=1000)
+    assert handover(SimpleNamespace(config=config, timesteps=times, order=order), start) == first
+
+
+def test_a_refiner_with_no_share_is_refused_whatever_the_scheduler() -> None:
+    request = Request("a", steps=10, refiner=Path("r"), refiner_start=1.0)
+    with pytest.raises(UsageError, match="--refiner-start 1 leaves the refiner none of 10 steps"):
         plan_stages(FOLDER, request)
 
 
