@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from sdort.errors import BadModelError
-from sdort.machine.model_folder import check_model_folder
+from sdort.machine.model_folder import check_model_folder, check_own_file
 
 
 @pytest.fixture
@@ -83,3 +83,45 @@ def test_what_is_no_file_is_refused(model: Path, monkeypatch: pytest.MonkeyPatch
     (model / "s").unlink()
     (model / "vae" / "merges.txt").mkdir()
     refused(model, "merges.txt is a folder, and a file has to be there")
+
+
+@pytest.mark.parametrize("name", ["a.json", "a.txt", "a.jinja", "a.safetensors", "a.bin", "a.data", "model.onnx"])
+def test_a_folder_with_the_name_of_each_file_is_refused(name: str, model: Path) -> None:
+    (model / "unet").mkdir()
+    (model / "unet" / name.replace(".", "-")).mkdir()
+    check_model_folder(model)
+    (model / "unet" / name).mkdir()
+    refused(model, f"{name} is a folder, and a file has to be there")
+
+
+@pytest.mark.parametrize(("digits", "own"), [("0" * 40, True), ("a1" * 32, True), ("0" * 41, False), ("A" * 40, False)])
+def test_a_blob_is_named_by_a_hash_and_lies_beside_the_snapshots(digits: str, own: bool, tmp_path: Path) -> None:
+    cache = tmp_path / "models--a"
+    (cache / "snapshots" / "main" / "vae").mkdir(parents=True)
+    for folder in ("blobs", "blobs/deeper", "other"):
+        (cache / folder).mkdir()
+        (cache / folder / digits).write_text("{}")
+    file = cache / "snapshots" / "main" / "vae" / "config.json"
+    for folder, belongs in (("blobs", own), ("blobs/deeper", False), ("other", False)):
+        file.symlink_to(cache / folder / digits)
+        for snapshot in (cache / "snapshots" / "main", cache / "snapshots" / "main" / "vae"):
+            if belongs:
+                check_own_file(file, snapshot)
+                check_model_folder(snapshot)
+            else:
+                refused(snapshot, "outside of the model's folder")
+                with pytest.raises(BadModelError, match="outside of the model's folder"):
+                    check_own_file(file, snapshot)
+        file.unlink()
+
+
+def test_a_file_is_a_models_own_by_where_its_links_lead(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "alias").symlink_to("model")
+    for folder in (model, tmp_path / "alias"):
+        check_own_file(folder / "vae" / "config.json", folder)
+        check_own_file(folder / "none.json", folder)  # whoever opens it says so
+        with pytest.raises(BadModelError, match=r"is a link to .*other/config\.json"):
+            check_own_file(folder / ".." / "other" / "config.json", folder)
+    (model / "deep").symlink_to(tmp_path / "other")
+    with pytest.raises(BadModelError, match="outside of the model's folder"):
+        check_own_file(model / "deep" / "config.json", model)

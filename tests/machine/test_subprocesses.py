@@ -154,3 +154,34 @@ def test_one_that_cannot_be_killed_is_left_alone(monkeypatch: pytest.MonkeyPatch
     assert is_running(int(pid.read_text()))
     os.kill(int(pid.read_text()), signal.SIGCONT)
     wait_for_end([int(pid.read_text())])
+
+
+def test_a_programs_environment_is_the_one_that_is_given(tmp_path: Path) -> None:
+    (tmp_path / "ask-it").write_text('#!/bin/sh\necho "$HOME,$MINE"\n')
+    (tmp_path / "ask-it").chmod(0o755)
+    environ = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "MINE": "1"}
+    assert run_child(["ask-it"], environ=environ).stdout == ",1\n"
+    with pytest.raises(FileNotFoundError):
+        run_child(["ask-it"])
+    with pytest.raises(FileNotFoundError):
+        run_child(["sh", "-c", "true"], environ={"PATH": str(tmp_path)})
+    assert run_worker("os:getenv", {"key": "MINE"}, environ={**os.environ, "MINE": "2"}) == "2"
+
+
+def test_what_a_program_prints_counts_together_and_need_be_no_text() -> None:
+    both = "printf 12345; printf 67890 >&2"
+    assert run_child(["sh", "-c", both], limit=10).stdout == "12345"
+    with pytest.raises(SdortError, match=r"printed more than 9 B"):
+        run_child(["sh", "-c", both], limit=9)
+    assert run_child(["sh", "-c", r"printf 'a\377b'"]).stdout == "a\N{REPLACEMENT CHARACTER}b"
+
+
+def test_a_worker_that_ends_early_said_its_last_line_or_nothing() -> None:
+    with pytest.raises(WorkerError, match="it ended with code 3 and said: nothing") as caught:
+        run_worker("os:_exit", {"status": 3})
+    assert (caught.value.code, caught.value.said) == (3, "nothing")
+    with pytest.raises(WorkerError, match="it ended with code 0 and said: nothing"):
+        run_worker("os:_exit", {"status": 0})
+    assert run_worker("builtins:print", {}) is None
+    with pytest.raises(subprocess.TimeoutExpired):
+        run_worker("time:sleep", {}, timeout=0.0)

@@ -21,7 +21,7 @@ from sdort.tuning import command, maintenance
 from sdort.tuning import device as machines
 from sdort.tuning import key as keys
 from sdort.tuning.archive import export_bundles, import_bundles
-from sdort.tuning.bundle import PASSING, BundleError, check_files, check_name, read_bundle, seal
+from sdort.tuning.bundle import BundleError, check_files, check_name, read_bundle, seal
 from sdort.tuning.device import Machine, this_machine
 from sdort.tuning.key import Key, parse_key
 from sdort.tuning.store import Store
@@ -312,6 +312,8 @@ def test_places_of_a_bundle(name: str) -> None:
     assert check_name(name) == name
 
 
+PASSING = (".lock", ".tmp", "-journal", "-wal", "-shm")
+"""Ends of names of what only matters while somebody writes."""
 NO_PLACES = [
     "", ".", "..", "miopen", "programs", "miopen/", "programs/1/2/3/4/5/6/7/8", "tunable.json/a", "ops.tsv/a",
     "key.json", "other/a", "a", "/miopen/a", "miopen//a", "miopen/./a", "miopen/../a", "programs/a\\b", "programs/a\0b",

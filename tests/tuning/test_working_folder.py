@@ -21,11 +21,14 @@ from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning import session_hooks, working_folder
-from sdort.tuning.bundle import PASSING
 from sdort.tuning.session_hooks import SessionTuning, set_results
 from sdort.tuning.working_folder import OPS_TABLE, OPS_TUNE, WorkingFolder, copy, link, merge, write_table
 
 VARIABLES = {"MIOPEN_USER_DB_PATH": "miopen/db", "MIOPEN_CUSTOM_CACHE_DIR": "miopen/cache"}
+
+
+PASSING = (".lock", ".tmp", "-journal", "-wal", "-shm")
+"""Ends of names of what only matters while somebody writes."""
 
 
 @pytest.fixture
