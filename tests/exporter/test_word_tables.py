@@ -30,7 +30,8 @@ def test_rows_behind_and_over_a_table(dtype: Any, rows: int, first: int, count: 
     expected = np.zeros((max(rows, first + count), 5), np.float32)
     expected[:rows] = table
     expected[first : first + count] = new
-    assert (found.shape, found.dtype) == (expected.shape, np.float32)
+    assert found.shape == expected.shape
+    assert found.dtype == np.float32
     np.testing.assert_array_equal(found.load(), expected)
     np.testing.assert_array_equal(
         np.concatenate([piece.reshape(-1) for piece in found.pieces(5)]), expected.reshape(-1)

@@ -21,7 +21,7 @@ from sdort.onnx_io.precision_mark import made_for_bf16, says_bf16, stored_dtype
 from sdort.onnx_io.weight_origins import ORIGINS_KEY, leaves_of, parameters_of, read_origins, region_of, shapes_of
 
 RANDOM = np.random.default_rng(0)
-WEIGHTS = {
+WEIGHTS: dict[str, Any] = {
     "outside": RANDOM.standard_normal((8, 64)).astype(np.float32),
     "other": RANDOM.standard_normal((64, 5)).astype(np.float16),
     "unrecorded": RANDOM.standard_normal((5, 64)).astype(np.float32),
@@ -63,7 +63,7 @@ def parameter(name: str, *shape: int) -> dict[str, Any]:
     return {"parameter": name, "shape": list(shape)}
 
 
-ORIGINS = {
+ORIGINS: dict[str, Any] = {
     "outside": {"op": "transpose", "of": parameter("p", 64, 8)},
     "other": {"op": "concat", "of": [parameter("q", 3, 64), {"inner": parameter("r", 2, 64)}, parameter("q", 3, 64)]},
     "inside": parameter("s", 1, 64),

@@ -271,8 +271,8 @@ def test_changes_that_fit_nothing_are_told(tmp_path: Path, tensors: dict[str, Ar
     """Each beside a change that fits, which is read."""
     good, bad = lora("unet.conv_in", 8, 36), lora(f"unet.{Q}", 8, 8)
     for part, values in tensors.items():
-        bad[f"unet.{Q}.{part}"] = values  # type: ignore[assignment]
-    bad = {key: values for key, values in bad.items() if values is not None}
+        bad.pop(f"unet.{Q}.{part}", None)
+        bad |= {} if values is None else {f"unet.{Q}.{part}": values}
     save_file({**bad, **good}, tmp_path / "a.safetensors")
     found = read_adapter(tmp_path / "a.safetensors", PARAMETERS)
     assert list(found.deltas) == ["unet"]

@@ -71,15 +71,22 @@ def linked(folder: Path) -> None:
     (folder / "outside").symlink_to("/etc")
 
 
+def hidden(folder: Path) -> None:
+    (folder / ".git").mkdir()
+    (folder / ".git" / "x.bin").touch()
+    (folder / ".a.bin").touch()
+
+
+def deeper(folder: Path) -> None:
+    (folder / "unet" / "old").mkdir()
+    (folder / "unet" / "old" / "x.bin").touch()
+
+
 SAME: dict[str, Callable[[Path], object]] = {
-    "other files": lambda folder: (folder / "README.md").write_text("x"),
-    "a config": lambda folder: (folder / "unet" / "config.json").write_text("{}"),
-    "hidden": lambda folder: [
-        (folder / ".git").mkdir(),
-        (folder / ".git" / "x.bin").touch(),
-        (folder / ".a.bin").touch(),
-    ],
-    "deeper": lambda folder: [(folder / "unet" / "old").mkdir(), (folder / "unet" / "old" / "x.bin").touch()],
+    "other files": replaced("README.md", b"x"),
+    "a config": replaced("unet/config.json", b"{}"),
+    "hidden": hidden,
+    "deeper": deeper,
     "a pipe": lambda folder: os.mkfifo(folder / "vae" / "pipe.bin"),
     "a folder of that name": lambda folder: (folder / "x.safetensors").mkdir(),
     "links that lead out": linked,

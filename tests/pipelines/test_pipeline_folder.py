@@ -233,7 +233,10 @@ def test_families_differ_in_what_conditions_them() -> None:
 def test_a_prompts_conditions_stand_side_by_side() -> None:
     first, second = np.zeros((1, 3, 2), np.float32), np.ones((1, 3, 4), np.float32)
     pooled = np.full((1, 4), 2, np.float32)
-    parts = [{"encoder_hidden_states": first}, {"encoder_hidden_states": second, "text_embeds": pooled}]
+    parts: list[families.Conditioning] = [
+        {"encoder_hidden_states": first},
+        {"encoder_hidden_states": second, "text_embeds": pooled},
+    ]
     for family, numbers in ((SDXL, [[64, 96, 0, 0, 64, 96]]), (REFINER, [[64, 96, 0, 0, 64]])):
         found = family.condition(parts, (64, 96))
         assert found.keys() == {"encoder_hidden_states", "text_embeds", "time_ids"}

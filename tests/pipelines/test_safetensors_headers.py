@@ -164,7 +164,7 @@ def test_tensors_that_only_a_quantized_format_has(tmp_path: Path) -> None:
 
 def test_what_is_written_is_what_others_read(tmp_path: Path) -> None:
     random = np.random.default_rng(0)
-    weights = {
+    weights: dict[str, Any] = {
         "a": random.standard_normal((3, 5)).astype(np.float32),
         "none": np.zeros((0, 2), np.float32),
         "half": random.standard_normal((2, 2, 3)).astype(np.float16),
