@@ -235,3 +235,29 @@ def test_every_reason_has_a_graph(name: str) -> None:
     """A condition that nothing meets would not be missed if it were gone."""
     seen = [reason for fusion, _, _, reason in REFUSED if fusion == name]
     assert [each for each in reasons(name) if not any(re.fullmatch(each, reason) for reason in seen)] == []
+
+
+SKIPS: list[tuple[list[int | str], list[int | str], bool]] = [
+    ([2, 3, 8], [2, 3, 8], True),
+    ([2, 3, 8], [1, 3, 8], True),
+    ([2, 3, 8], [2, 1, 8], True),
+    ([2, 3, 8], [3, 8], True),
+    (["B", 3, 8], [2, 3, 8], True),
+    ([2, 3, 8], ["B", 3, 8], True),
+    ([1, 3, 8], [2, 3, 8], False),
+    ([1, 3, 8], ["B", 3, 8], False),
+    ([2, 1, 8], [2, 3, 8], False),
+    ([3, 8], [1, 3, 8], False),
+]
+
+
+@pytest.mark.parametrize(("image", "skip", "fits"), SKIPS)
+def test_a_skip_is_no_larger_than_what_it_is_added_to(
+    image: list[int | str], skip: list[int | str], fits: bool
+) -> None:
+    fusion = load_fusions()["restore_skip_layer_normalization"]
+    model = before_model(fusion, 0, np.random.default_rng(0))
+    for name, dims in (("x", image), ("skip", skip)):
+        (info,) = [each for each in model.graph.input if each.name == name]
+        info.CopyFrom(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims))
+    assert apply_fusion(fusion, Editor(from_proto(model, None, "test"))).matched == fits
