@@ -96,8 +96,8 @@ def _dtypes(c: Component) -> str:
     total = sum(c.weight_bytes.values()) or 1
     shares = {dtype: size / total for dtype, size in c.weight_bytes.items()}
     shown = [dtype for dtype, share in shares.items() if share >= _SMALL_SHARE or _is_verbose()]
-    text = ", ".join(f"{dtype} {share_text(shares[dtype])}" for dtype in shown)
-    return f"{text}, computed in {c.computed_in}" if c.computed_in else text
+    parts = [f"{dtype} {share_text(shares[dtype])}" for dtype in shown]
+    return ", ".join([*parts, *([f"computed in {c.computed_in}"] if c.computed_in else [])])
 
 
 def _inputs_and_outputs(components: Sequence[Component]) -> Table:

@@ -203,6 +203,4 @@ def test_a_place_is_a_share_of_its_own_side(down: int, right: int) -> None:
     wide = np.pad(image, ((0, down), (0, right), (0, 0)), constant_values=255)
     _, [seen] = detect_shapes(wide)
     assert (seen.shape, seen.colour) == ("square", "red")
-    assert (seen.x, seen.y) == (
-        pytest.approx(16.5 / (64 + right), abs=0.01), pytest.approx(40.5 / (64 + down), abs=0.01)
-    )  # fmt: skip
+    assert (seen.x, seen.y) == pytest.approx((16.5 / (64 + right), 40.5 / (64 + down)), abs=0.01)

@@ -86,7 +86,7 @@ def test_the_precision_of_a_pipeline_is_the_unet_s(monkeypatch: pytest.MonkeyPat
     assert [made.dtype(name) for name in ("pipeline", "unet", "vae_decoder")] == [
         "float16 of unet", "float16 of unet", "float16 of vae_decoder"
     ]  # fmt: skip
-    made.provider.bf16 = True  # type: ignore[misc]
+    made.provider = SimpleNamespace(bf16=True)  # type: ignore[assignment]
     assert [made.dtype(name) for name in ("pipeline", "unet", "vae_decoder")] == [
         "bfloat16", "bfloat16", "float16 of vae_decoder"
     ]  # fmt: skip

@@ -68,6 +68,7 @@ def test_the_sizes_of_a_component() -> None:
     assert tables(component())["Inputs and outputs"] == [
         ("unet", "in", "x", "float32[b, 4, ?]"), ("unet", "out", "y", "?[?]".replace("[?]", "?"))
     ]  # fmt: skip
+    assert tables(component(weight_bytes={}, computed_in="bf16"))["Components"][0][3:5] == ("0 B", "computed in bf16")
     console.set_verbosity(console.VERBOSE)
     found = tables(component(), component("vae_decoder"))
     assert found["Components"][0][4].startswith("float16 ")
