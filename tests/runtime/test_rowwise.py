@@ -30,7 +30,8 @@ def run(node: onnx.NodeProto, rows: dict[str, np.ndarray[Any, Any]], known: dict
     inputs = [helper.make_tensor_value_info(name, 1, list(value.shape)) for name, value in rows.items()]
     graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info("out")], list(known.values()))
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    return ReferenceEvaluator(model).run(None, rows)[0]
+    results: Any = ReferenceEvaluator(model).run(None, rows)
+    return results[0]
 
 
 def node(op_type: str, inputs: str, **attributes: Any) -> onnx.NodeProto:
