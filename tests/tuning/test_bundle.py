@@ -75,7 +75,8 @@ def test_a_field_of_another_type_is_named(field: str) -> None:
 def test_what_is_no_key() -> None:
     with pytest.raises(ValueError, match=r"other fields: another$"):
         parse_key(KEY.to_json() | {"another": 1})
-    for value in (None, [], "key", 1):
+    values: tuple[Any, ...] = (None, [], "key", 1)
+    for value in values:
         with pytest.raises(ValueError, match="the key is no object"):
             parse_key(value)
 
@@ -267,9 +268,10 @@ def test_a_newer_library_of_hip_is_tried_first_and_an_older_one_is_taken(monkeyp
             raise OSError(f"no {name}")
         return name
 
-    monkeypatch.setattr(machines.ctypes, "CDLL", load)
+    monkeypatch.setattr("ctypes.CDLL", load)
     there = {"b", "c"}
-    assert (machines._load("a", "b", "c"), tried) == ("b", ["a", "b"])
+    loaded: Any = machines._load("a", "b", "c")
+    assert (loaded, tried) == ("b", ["a", "b"])
     there = set()
     with pytest.raises(OSError, match="no c"):
         machines._load("a", "b", "c")

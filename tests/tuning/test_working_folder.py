@@ -22,6 +22,7 @@ from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning import session_hooks, working_folder
 from sdort.tuning.session_hooks import SessionTuning, set_results
+from sdort.tuning.store import Store
 from sdort.tuning.working_folder import OPS_TABLE, OPS_TUNE, WorkingFolder, copy, link, merge, write_table
 
 VARIABLES = {"MIOPEN_USER_DB_PATH": "miopen/db", "MIOPEN_CUSTOM_CACHE_DIR": "miopen/cache"}
@@ -322,7 +323,7 @@ def test_a_gpu_that_cannot_be_asked_is_told_where_tuning_is_asked_for(
         raise ProviderError("the driver does not tell")
 
     monkeypatch.setattr(session_hooks, "make_key", fail)
-    monkeypatch.setattr(session_hooks.Store, "names", lambda self: ["unet-0"])
+    monkeypatch.setattr(Store, "names", lambda self: ["unet-0"])
     monkeypatch.setattr(session_hooks, "working_folder", lambda: pytest.fail("made a folder"))
     asked = RuntimeOptions("rocm", tuning=tuning)
     assert session_hooks.prepare_tuning(tmp_path, "unet", ROCM, asked) == SessionTuning(asked)

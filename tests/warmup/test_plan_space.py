@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from sdort.errors import ProviderError
+from sdort.generation.decode import Plan
 from sdort.ops.table import Entry
 from sdort.providers import PROVIDERS
-from sdort.warmup import bundle_sizes, items, tune_ops
+from sdort.warmup import bundle_sizes, tune_ops
 from sdort.warmup import command as warm
 from sdort.warmup.bundle_sizes import plan_space
 from sdort.warmup.items import Decode, Item, add
@@ -54,7 +55,7 @@ def test_what_each_item_keeps(
 
 
 def test_an_item_of_the_same_shapes_takes_over_what_another_decodes() -> None:
-    decodes = [Decode(Case("vae_decoder", number, 64, 96), items.Plan()) for number in (1, 2, 3)]
+    decodes = [Decode(Case("vae_decoder", number, 64, 96), Plan()) for number in (1, 2, 3)]
     there: dict[str, Item] = {}
     for name, indices in (("a", (0, 1)), ("b", (0,)), ("a", (1, 2))):
         add(there, item("vae_decoder", name, [decodes[index] for index in indices]))
@@ -111,7 +112,9 @@ def test_how_an_item_ended_is_said(
     told: list[tuple[str, str]] = []
     for name in ("say", "warn"):
         monkeypatch.setattr(warm, name, lambda text, name=name: told.append((name, text)))
-    warmer = warm._Warmer(*(SimpleNamespace(runtime=None) for _ in range(2)), None)  # type: ignore[arg-type]
+    store: Any = None
+    target: Any = SimpleNamespace(runtime=None)
+    warmer = warm._Warmer(store, target, None)
     warmer.todo = [item("unet", "a")] * todo
     monkeypatch.setattr(warmer, "remaining", lambda: remaining)
     warmer.announce(done)
