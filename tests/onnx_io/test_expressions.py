@@ -75,7 +75,8 @@ def test_an_expression_comes_back_and_its_parameters_from_its_values(seed: int) 
     back = dict(parameter_values(weight, found.load()))
     assert back.keys() == made.values.keys()
     for name, array in made.values.items():
-        assert (back[name].shape, back[name].dtype) == (array.shape, np.float32)
+        assert back[name].shape == array.shape
+        assert back[name].dtype == np.float32
         np.testing.assert_allclose(back[name], array, rtol=5e-3, atol=5e-3)
 
 
@@ -138,4 +139,5 @@ def test_a_part_that_is_no_parameter_is_refused() -> None:
         list(parameter_values(Inline(np.ones(2, np.float32)), np.ones(2, np.float32)))
     half = Cast(Absent("a", (2,), np.float32), np.float16)
     ((name, values),) = parameter_values(half, np.array([1.5, 2.5], np.float16))
-    assert (name, values.dtype, values.tolist()) == ("a", np.float32, [1.5, 2.5])
+    assert (name, values.tolist()) == ("a", [1.5, 2.5])
+    assert values.dtype == np.float32
