@@ -80,11 +80,11 @@ def defined(name: str, call: Call, feeds: Inputs) -> list[Array]:
 
 
 def erf_gelu(x: Array) -> Array:
-    return x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2)))
+    return np.asarray(x / 2 * (1 + np.vectorize(math.erf)(x / math.sqrt(2))))
 
 
 def tanh_gelu(x: Array) -> Array:
-    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+    return np.asarray(x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))))
 
 
 def sigmoid(x: Array) -> Array:
@@ -96,7 +96,7 @@ def group_norm(x: Array, a: Inputs, groups: int, epsilon: float, silu: bool) -> 
     parts = np.moveaxis(x, -1, 1).reshape(len(x), groups, -1)
     normal = (parts - parts.mean(-1, keepdims=True)) / np.sqrt(parts.var(-1, keepdims=True) + epsilon)
     image = np.moveaxis(normal.reshape(len(x), x.shape[-1], *x.shape[1:-1]), 1, -1) * a["gamma"] + a["beta"]
-    return image * sigmoid(image) if silu else image
+    return np.asarray(image * sigmoid(image) if silu else image)
 
 
 def row_norm(x: Array, epsilon: float) -> tuple[Array, Array, Array]:
@@ -130,10 +130,10 @@ def attention(
     scores = np.einsum("bihd,bjhd->bhij", q, k) * (scale or q.shape[-1] ** -0.5)
     scores = scores if mask is None else scores + mask
     if causal:
-        scores = np.where(np.tri(*scores.shape[2:], dtype=bool), scores, -np.inf)
+        scores = np.where(np.tri(*scores.shape[2:]) > 0, scores, -np.inf)
     shares = np.exp(scores - scores.max(-1, keepdims=True))
     shares /= shares.sum(-1, keepdims=True)
-    return np.einsum("bhij,bjhd->bihd", shares, v).reshape(*q.shape[:2], -1)
+    return np.asarray(np.einsum("bhij,bjhd->bihd", shares, v).reshape(*q.shape[:2], -1))
 
 
 def split(x: Array, heads: int) -> Array:
@@ -163,10 +163,8 @@ def elementwise() -> list[Form]:
         Form("com.microsoft.BiasGelu", {"A": ROWS, "B": (12,)}, lambda a: {"C": erf_gelu(a["A"] + a["B"])}, {}, 9),
         Form("com.microsoft.FastGelu", {"X": ROWS}, lambda a: {"Y": tanh_gelu(a["X"])}, operations=9),
         Form("com.microsoft.FastGelu", {"X": ROWS, "bias": (12,)}, lambda a: {"Y": tanh_gelu(a["X"] + a["bias"])}),
-        *(
-            Form("com.microsoft.QuickGelu", {"X": ROWS}, lambda a, s=alpha: {"Y": a["X"] * sigmoid(s * a["X"])}, more)
-            for alpha, more in ((1.702, {}), (0.7, {"alpha": 0.7}))
-        ),
+        Form("com.microsoft.QuickGelu", {"X": ROWS}, lambda a: {"Y": a["X"] * sigmoid(1.702 * a["X"])}),
+        Form("com.microsoft.QuickGelu", {"X": ROWS}, lambda a: {"Y": a["X"] * sigmoid(0.7 * a["X"])}, {"alpha": 0.7}),
         Form("com.microsoft.BiasSplitGelu", halves, geglu, operations=10),
         Form("sdort.BiasSplitGelu", halves, geglu, operations=10),
         Form("com.microsoft.BiasAdd", sums, lambda a: {"Y": a["X"] + a["bias"] + a["skip"]}, operations=2),
@@ -236,16 +234,17 @@ def group_norms() -> list[Form]:
         planes = {"X": (2, 12, 3, 5), **GROUPS}
         found.append(Form("com.microsoft.GroupNorm", planes, first, {**settings, "channels_last": 0}))
         for skip, bias in product((IMAGE, (2, 12), (2, 1, 1, 12)), (0, 1)):
-            inputs = {"X": IMAGE, **GROUPS, "skip": skip, **({"bias": (12,)} if bias else {})}
+            inputs: dict[str, tuple[int, ...]] = {"X": IMAGE, **GROUPS, "skip": skip}
+            inputs |= {"bias": (12,)} if bias else {}
             found.append(Form("com.microsoft.SkipGroupNorm", inputs, joined, settings, operations=11))
         found.append(
             Form("sdort.BiasGroupNorm", {"X": IMAGE, **GROUPS, "bias": (12,)}, joined, settings, operations=10)
         )
-        for two, skip, bias, embedding in product((0, 1), (0, 1), (0, 1), (None, (2, 12), (2, 1, 1, 12))):
+        for two, residual, bias, embedding in product((0, 1), (0, 1), (0, 1), (None, (2, 12), (2, 1, 1, 12))):
             inputs = {"X": (2, 3, 5, 8), "X2": (2, 3, 5, 4)} if two else {"X": IMAGE}
-            inputs |= {**GROUPS, **({"skip": IMAGE} if skip else {}), **({"bias": (12,)} if bias else {})}
+            inputs |= {**GROUPS, **({"skip": IMAGE} if residual else {}), **({"bias": (12,)} if bias else {})}
             inputs |= {} if embedding is None else {"embedding": embedding}
-            if bool(more) == (skip == bias):
+            if bool(more) == (residual == bias):
                 found.append(Form("sdort.GroupNorm", inputs, joined, settings))
     return found
 
@@ -260,18 +259,17 @@ ACTIVATIONS: dict[str, tuple[list[float], Callable[[Array], Array]]] = {
 }
 
 
+WINDOWS: tuple[dict[str, Any], ...] = (
+    {},
+    {"pads": [1, 0, 2, 3]},
+    {"pads": [0, 1, 1, 0], "strides": [2, 1], "group": 2},
+    {"pads": [2, 0, 0, 1], "dilations": [2, 1], "kernel_shape": [3, 2]},
+)
+
+
 def convolutions() -> list[Form]:
     found = []
-    for name, bias, more in product(
-        ("NhwcConv", "NhwcFusedConv", "FusedConv"),
-        (0, 1),
-        (
-            {},
-            {"pads": [1, 0, 2, 3]},
-            {"pads": [0, 1, 1, 0], "strides": [2, 1], "group": 2},
-            {"pads": [2, 0, 0, 1], "dilations": [2, 1], "kernel_shape": [3, 2]},
-        ),
-    ):
+    for name, bias, more in product(("NhwcConv", "NhwcFusedConv", "FusedConv"), (0, 1), WINDOWS):
         groups, last = more.get("group", 1), name.startswith("Nhwc")
         filters = (6, 3, 2, 4 // groups) if last else (6, 4 // groups, 3, 2)
 
@@ -283,14 +281,18 @@ def convolutions() -> list[Form]:
         inputs = {"X": (2, 6, 5, 4) if last else (2, 4, 6, 5), "W": filters, **({"B": (6,)} if bias else {})}
         if name == "NhwcConv":
             count = 2 * 3 * 2 * 4 // groups
-            found.append(Form(f"com.microsoft.{name}", inputs, lambda a, f=plain: {"Y": f(a)}, more, count))
+
+            def whole(a: Inputs, f: Any = plain) -> dict[str, Array]:
+                return {"Y": f(a)}
+
+            found.append(Form(f"com.microsoft.{name}", inputs, whole, more, count))
             continue
         shape = plain({n: np.zeros(s) for n, s in inputs.items()}).shape
         for activation, added in (
             [*product(ACTIVATIONS, (0, 1)), ("", 0), ("", 1)] if more.get("pads") == [1, 0, 2, 3] else [("Tanh", 1)]
         ):
             settings, curve = ACTIVATIONS.get(activation, ([], lambda x: x))
-            attributes = {**more, **({"activation": activation} if activation else {})}
+            attributes: dict[str, Any] = {**more, **({"activation": activation} if activation else {})}
             attributes |= {"activation_params": settings} if settings else {}
 
             def fused(a: Inputs, f: Any = plain, curve: Any = curve) -> dict[str, Array]:
@@ -331,20 +333,21 @@ def attentions() -> list[Form]:
         bias = {"attention_bias": mask} if mask else {}
 
         def apart(a: Inputs, scale: Any = scale, causal: int = causal) -> dict[str, Array]:
-            heads = (split(a[n], 3) for n in ("query", "key", "value"))
-            return {"output": attention(*heads, scale, a.get("attention_bias"), bool(causal))}
+            q4, k4, v4 = (split(a[n], 3) for n in ("query", "key", "value"))
+            return {"output": attention(q4, k4, v4, scale, a.get("attention_bias"), bool(causal))}
 
         def paired(a: Inputs, scale: Any = scale, causal: int = causal) -> dict[str, Array]:
             heads = split(a["query"], 3), a["key"][:, :, :, 0], a["key"][:, :, :, 1]
             return {"output": attention(*heads, scale, a.get("attention_bias"), bool(causal))}
 
         def packed(a: Inputs, scale: Any = scale, causal: int = causal) -> dict[str, Array]:
-            heads = (a["query"][:, :, :, index] for index in range(3))
-            return {"output": attention(*heads, scale, a.get("attention_bias"), bool(causal))}
+            q4, k4, v4 = (a["query"][:, :, :, index] for index in range(3))
+            return {"output": attention(q4, k4, v4, scale, a.get("attention_bias"), bool(causal))}
 
         def projected(a: Inputs, scale: Any = scale, causal: int = causal) -> dict[str, Array]:
-            heads = (split(x, 3) for x in np.split(a["input"] @ a["weights"] + a.get("bias", 0), 3, -1))
-            return {"output": attention(*heads, scale, a.get("attention_bias"), bool(causal))}
+            parts = np.split(a["input"] @ a["weights"] + a.get("bias", 0), 3, -1)
+            q4, k4, v4 = (split(x, 3) for x in parts)
+            return {"output": attention(q4, k4, v4, scale, a.get("attention_bias"), bool(causal))}
 
         name, square = "com.microsoft.MultiHeadAttention", {"attention_bias": (*mask[:2], 5, 5)} if mask else {}
         found.append(Form(name, {**q, **k, **v, **bias}, apart, more))
@@ -411,8 +414,8 @@ def test_a_skip_group_norm_of_planes_is_refused() -> None:
 def test_scores_are_rounded_to_what_kernels_store_and_nothing_else_is() -> None:
     """Of scores around 3000 fp16 holds every second."""
     operator = load_operators()[MICROSOFT, "MultiHeadAttention"]
-    feeds = {name: np.float32([[[1.0], [2.0]]]) for name in ("query", "value")}
-    feeds["key"] = np.float32([[[3001.0], [3001.25]]])
+    feeds = {name: np.array([[[1.0], [2.0]]], np.float32) for name in ("query", "value")}
+    feeds["key"] = np.array([[[3001.0], [3001.25]]], np.float32)
     facts = [Fact(FLOAT, feeds[name].shape) if name in feeds else None for name in operator.inputs]
     calls = [
         operator.call(facts, [True], {"num_heads": 1, "scale": 1.0}, kind)
