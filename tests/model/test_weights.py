@@ -198,7 +198,7 @@ BYTES = np.random.default_rng(2).integers(-128, 128, (3, 4, 5)).astype(np.int8)
 def test_integers_times_their_scales(axis: int | None, shifted: bool, dtype: type) -> None:
     """(values - zero) * scale, along the axis; one of all is as well a scalar as a vector of one."""
     size = 1 if axis is None else BYTES.shape[axis]
-    scale = np.linspace(0.25, 2, size).astype(dtype)
+    scale: Array = np.linspace(0.25, 2, size).astype(dtype)
     zero = np.arange(-3, size - 3).astype(np.int8)
     place = [1, 1, 1]
     place[axis or 0] = size
@@ -257,9 +257,9 @@ def test_values_of_constants_are_rounded_as_they_are() -> None:
 def test_a_scale_is_rounded_once_whatever_the_type() -> None:
     values = np.random.default_rng(5).standard_normal(1000)
     for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
-        held = values.astype(dtype)
-        wide = held.astype(np.float64 if dtype == np.float64 else np.float32)
-        wanted = (wide * wide.dtype.type(1 / 3)).astype(dtype)
+        held, kind = values.astype(dtype), np.dtype(np.float64 if dtype == np.float64 else np.float32)
+        wide: Array = held.astype(kind)
+        wanted = (wide * np.array(1 / 3, kind)).astype(dtype)
         np.testing.assert_array_equal(Scaled(Inline(held), 1 / 3).load(), wanted)
 
 

@@ -131,7 +131,10 @@ def test_scores_are_given_as_they_are_asked_for(mode: int, cap: str, mask: str) 
     if "b" in feeds:
         feeds["b"] = np.tri(5, 7, 1, dtype=bool)
     attention_form.run(editor)
-    before, after = (ReferenceEvaluator(model).run(None, feeds) for model in (proto, to_proto(editor.model)))
+    before, after = (
+        [np.asarray(value) for value in ReferenceEvaluator(model).run(None, feeds)]
+        for model in (proto, to_proto(editor.model))
+    )
     if mode == 0:  # the products themselves, which onnx.reference caps
         apart = [feeds[name].reshape(2, -1, 3, 4) for name in "qk"]
         before[1] = 0.7 * np.einsum("bihd,bjhd->bhij", *apart)

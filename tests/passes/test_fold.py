@@ -295,9 +295,10 @@ def quantized() -> dict[str, Array | Weight]:
     rng = np.random.default_rng(0)
     scales = {f"s{n}": rng.uniform(0.1, 2, n).astype(np.float32) for n in (1, 3, 4)}
     zeros = {f"z{n}": rng.integers(-9, 9, n).astype(np.int8) for n in (3, 4)}
-    more = {"s0": np.array(0.3, np.float32), "z0": np.array(-5, np.int8), "h4": scales["s4"].astype(np.float16)}
-    blocks = {"s32": rng.uniform(1, 2, (3, 2)).astype(np.float32), "z32": rng.integers(-9, 9, (3, 2)).astype(np.int8)}
-    return {**scales, **zeros, **more, **blocks, "w": rng.integers(-128, 128, (3, 4)).astype(np.int8)}
+    more: dict[str, Array] = {"s0": np.array(0.3, np.float32), "z0": np.array(-5, np.int8)}
+    more |= {"h4": scales["s4"].astype(np.float16), "s32": rng.uniform(1, 2, (3, 2)).astype(np.float32)}
+    more |= {"z32": rng.integers(-9, 9, (3, 2)).astype(np.int8)}
+    return {**scales, **zeros, **more, "w": rng.integers(-128, 128, (3, 4)).astype(np.int8)}
 
 
 def dequantizing(kind: str, arguments: str, settings: str) -> tuple[str, dict[str, Array | Weight]]:
@@ -316,11 +317,10 @@ def test_integers_become_described_weights(case: tuple[str, str, str]) -> None:
     described = neg.inputs[0]._values
     assert isinstance(described, Weight)
     assert (described.shape, described.dtype) == ((3, 4), np.dtype(np.float32 if case[0] == "float" else np.float16))
-    node = ReferenceEvaluator(parse(text, weights))
-    (wanted,) = node.run(None, {})
-    found = edit(text, {name: Inline(values) if name == "w" else values for name, values in weights.items()})  # type: ignore[arg-type]
+    (wanted,) = map(np.asarray, ReferenceEvaluator(parse(text, weights)).run(None, {}))
+    found = edit(text, {**weights, "w": Inline(np.asarray(weights["w"]))})
     run_fold(found)
-    (result,) = ReferenceEvaluator(to_proto(found.model)).run(None, {})
+    (result,) = map(np.asarray, ReferenceEvaluator(to_proto(found.model)).run(None, {}))
     np.testing.assert_allclose(result, wanted, rtol=2e-3 if case[0] == "float16" else 1e-6)
     assert operators(found).get("DequantizeLinear", 0) == 0
 

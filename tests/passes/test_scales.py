@@ -265,7 +265,9 @@ COMPARED = {
 @pytest.mark.parametrize("case", COMPARED.values(), ids=COMPARED)
 def test_a_comparison_that_no_rounding_changes_does_not_hold_a_scale(case: tuple[str, bool]) -> None:
     """A mask that closes a row is looked for beside the softmax."""
-    infinite: dict[str, Array | Weight] = {"closed": np.float32([-np.inf]), "opened": np.float32([np.inf])}
+    infinite: dict[str, Array | Weight] = {
+        name: np.array([value], np.float32) for name, value in (("closed", -np.inf), ("opened", np.inf))
+    }
     header = ATTENTION.replace("(float[B, H, W] y)", "(float[] y, bool[] e)")
     text = f"{header} {{ q = Mul (x, three)  s = MatMul (q, z)  s2 = Exp (s)  e = {case[0]}  {SOFTMAX} }}"
     if "s2)" not in case[0]:

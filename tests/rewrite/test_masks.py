@@ -78,9 +78,9 @@ def test_the_borders() -> None:
     half = float(np.finfo(np.float32).max) / 2
     for operator, infinite in (("Add", True), ("Sub", True), ("Sum", True), ("Max", False), ("Where", False)):
         arguments = "open, m, fine" if operator == "Where" else "m, fine"
-        for value, much in ((half * 1.01, True), (half * 0.99, False)):
+        for size, much in ((half * 1.01, True), (half * 0.99, False)):
             wanted = Extremes(infinite and much, True)
-            assert found(f"y = {operator} ({arguments})", "", m=np.array(-value, np.float32)) == wanted
+            assert found(f"y = {operator} ({arguments})", "", m=np.array(-size, np.float32)) == wanted
 
 
 def test_a_filled_tensor_is_its_value() -> None:
