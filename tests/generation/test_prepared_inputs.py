@@ -56,7 +56,12 @@ def test_a_part_of_a_buffer_is_named_by_its_address() -> None:
     assert read.any()  # a copy
 
 
-ARRAYS = {"clock": ((), LONG), "shift": ((3, 70), HALF), "one": ((1, 64), FLOAT), "two": ((3, 2), FLOAT)}
+ARRAYS: dict[str, tuple[tuple[int, ...], np.dtype[Any]]] = {
+    "clock": ((), LONG),
+    "shift": ((3, 70), HALF),
+    "one": ((1, 64), FLOAT),
+    "two": ((3, 2), FLOAT),
+}
 PLACES = {"clock": 0, "shift": 256, "one": 256 + 512, "two": 256 + 512 + 256}
 """Of 8, 420, 256 and 24 bytes, each at a multiple of 256."""
 
@@ -82,7 +87,7 @@ def test_words_are_the_bytes_of_every_step() -> None:
         "two": rng.normal(size=(2, 3, 2)),
     }  # fmt: skip
     packed = row.packed(row.widened(values))
-    assert (packed.shape, packed.dtype) == ((2, 320), np.int32)
+    assert (packed.shape, packed.dtype) == ((2, 320), np.dtype(np.int32))
     for step in range(2):
         content = packed[step].tobytes()
         for name, (shape, dtype) in ARRAYS.items():

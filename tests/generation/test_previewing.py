@@ -92,11 +92,14 @@ def test_a_preview_leaves_room_in_the_terminal(
     terminal: tuple[int, int], room: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     drawn: list[Any] = []
-    monkeypatch.setattr(preview_display.shutil, "get_terminal_size", lambda: terminal)
+    monkeypatch.setattr("shutil.get_terminal_size", lambda: terminal)
     monkeypatch.setattr(preview_display, "_cell", lambda: (9, 18))
-    monkeypatch.setattr(
-        preview_display, "draw", lambda *of: drawn.append(of[1:]) or SimpleNamespace(sequence="s", rows=5)
-    )
+
+    def drawing(*of: Any) -> Any:
+        drawn.append(of[1:])
+        return SimpleNamespace(sequence="s", rows=5)
+
+    monkeypatch.setattr(preview_display, "draw", drawing)
     pictures: list[Any] = []
     monkeypatch.setattr(preview_display, "draw_picture", lambda *of: pictures.append(of))
     preview_display._show(Preview(1, 2, [3], [np.zeros((2, 3, 3), np.uint8)]), Graphics.KITTY)

@@ -58,7 +58,7 @@ def test_chunks_have_begin_end_and_their_own_padding() -> None:
 @pytest.mark.parametrize(("tokens", "chunks"), [("T", None), (6, 1), (12, 2), (17, 2), (5, 1), (None, None)])
 def test_a_unet_of_a_fixed_length_takes_as_many_chunks(tokens: Any, chunks: int | None) -> None:
     assert reader(fixed=tokens).fixed == chunks
-    assert PromptReader({"text_encoder": Letters(6)}, None).fixed is None  # type: ignore[dict-item]
+    assert PromptReader({"text_encoder": Letters(6)}, None).fixed is None
     assert reader(second=5).tokens == 5
 
 
@@ -92,7 +92,7 @@ def test_chunks_stand_side_by_side_and_the_first_is_pooled() -> None:
     for base in ({}, empty):
         found = joined(parts, base)
         assert found["pooled"] is parts[0].values["pooled"]
-        assert (found["hidden"].shape, found["hidden"].dtype) == ((1, 12, 3), np.float16)
+        assert (found["hidden"].shape, found["hidden"].dtype) == ((1, 12, 3), np.dtype(np.float16))
         for number, part in enumerate(parts):
             values = part.values["hidden"].astype(np.float64)
             weights = np.array(part.chunk.weights)[:, None]
@@ -112,7 +112,7 @@ def test_each_chunk_is_encoded_once_by_its_own_encoder() -> None:
         ran.append((component, list(rows)))
         return [{"hidden": np.full((1, 6, 1), sum(row) * (1 if component == "text_encoder" else -1))} for row in rows]
 
-    prompts = {("a", "b"): "prompt", ("c", "b"): "negative prompt", ("a", "a"): "prompt"}
+    prompts: dict[tuple[str, ...], str] = {("a", "b"): "prompt", ("c", "b"): "negative prompt", ("a", "a"): "prompt"}
     for weighting in ("a1111", "comfyui"):
         ran.clear()
         found = encode_prompts(reader(second=6), prompts, weighting, encode)
