@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sdort.errors import ProviderError, UsageError
+from sdort.generation.decode import SHARE, Plan
 from sdort.integrations.comfyui import nodes, optimized_vae
 from sdort.integrations.comfyui.denoiser import Denoiser, _refuse_changes
 from sdort.integrations.comfyui.optimized_unet import _sampling_settings
@@ -259,7 +260,7 @@ def test_memory_is_that_of_the_latents_height_and_width(
 
     def free_memory(vendor: str, device: int) -> int | None:
         asked.append((vendor, device))
-        return None if share is None else round(1_000_000 / share / optimized_vae.SHARE)
+        return None if share is None else round(1_000_000 / share / SHARE)
 
     monkeypatch.setattr(optimized_vae, "planner_of", planner_of)
     monkeypatch.setattr(optimized_vae, "free_memory", free_memory)
@@ -267,7 +268,7 @@ def test_memory_is_that_of_the_latents_height_and_width(
     vae = Autoencoder(folder, CUDA)
     made = torch.arange(2 * 6 * 5 * 7.0).reshape(2, 6, 5, 7)
     vae.__dict__["_decoder"], vae.__dict__["_encoder"] = Half(DECODER, made), Half(ENCODER, made)
-    size, plan = (2, 5, 7), optimized_vae.Plan()
+    size, plan = (2, 5, 7), Plan()
     for component, given in ((DECODER, torch.zeros(2, 3, 5, 7)), (ENCODER, torch.zeros(2, 3, 20, 28))):
         asked.clear()
         run = vae.decode if component == DECODER else vae.encode

@@ -11,10 +11,11 @@ import pytest
 import torch
 
 from sdort.errors import BadModelError, UsageError
+from sdort.generation.adapted_weights import is_adaptable
 from sdort.integrations.diffusers import assembled_pipeline, first_use
 from sdort.integrations.diffusers.pipeline_tasks import TASKS, check_task, pipeline_class
 from sdort.integrations.optimized_models import Making
-from sdort.integrations.torch import opened_component, torch_place
+from sdort.integrations.torch import opened_component
 from sdort.integrations.torch.control_module import GraphControlNet
 from sdort.integrations.torch.torch_place import TorchPlace, find_place
 from sdort.integrations.torch.unet_module import _adapter_scale
@@ -78,7 +79,12 @@ def test_a_checkpoint_is_made_for_the_provider_that_runs_it(
         return provider, None
 
     monkeypatch.setattr(first_use, "choose_provider", choose)
-    monkeypatch.setattr(first_use, "optimized_model", lambda *given: asked.append(given) or tmp_path)
+
+    def make(*given: Any) -> Path:
+        asked.append(given)
+        return tmp_path
+
+    monkeypatch.setattr(first_use, "optimized_model", make)
     assert first_use.optimized_checkpoint(tmp_path, precision, {"provider": "auto", "device_id": 2}) == tmp_path
     assert (asked[0].provider, asked[0].device_id) == ("auto", 2)
     expected = on_gpu if provider.on_gpu else on_cpu
@@ -91,16 +97,20 @@ def test_a_controlnet_is_there_where_it_is_needed_and_only_there(nothing: Any) -
         assembled_pipeline._check_controlnet("controlnet-inpainting", True, nothing)
     assembled_pipeline._check_controlnet("controlnet", True, "canny")
     assembled_pipeline._check_controlnet("inpainting", False, None)
-    for given in ("canny", []):
+    wrong: tuple[Any, ...] = ("canny", [])
+    for given in wrong:
         with pytest.raises(UsageError, match="inpainting takes no ControlNet"):
             assembled_pipeline._check_controlnet("inpainting", False, given)
 
 
 def test_controlnets_are_loaded_with_the_options_of_the_pipeline(monkeypatch: pytest.MonkeyPatch) -> None:
     loaded: list[Any] = []
-    monkeypatch.setattr(
-        assembled_pipeline, "load_controlnet", lambda *path, **o: loaded.append((*path, o)) or len(loaded)
-    )
+
+    def load(path: Any, **options: Any) -> int:
+        loaded.append((path, options))
+        return len(loaded)
+
+    monkeypatch.setattr(assembled_pipeline, "load_controlnet", load)
     net = torch.nn.Identity()
     found = assembled_pipeline._controlnets(("a", Path("b"), net), {"provider": "cpu", "graph": True})
     assert found == [1, 2, net]
@@ -168,8 +178,8 @@ def test_a_block_on_a_stream_comes_after_what_was_asked_before_and_before_what_i
             order.append("end")
 
     own, current = Stream("own"), Stream("current")
-    monkeypatch.setattr(torch_place.torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(torch_place.torch.cuda, "stream", lambda stream: stream)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
     with pytest.raises(KeyError), TorchPlace(torch.device("cuda", 0), own).running():
         raise KeyError
     assert order == ["own waits for current", "begin", "end", "current waits for own"]
@@ -213,9 +223,7 @@ def test_components_are_opened_with_what_each_can_use(monkeypatch: pytest.Monkey
     assert opened["read"] == [models[name] for name in names]
     graphs = {name: opened[name][2].graph for name in names}
     assert graphs == {name: name in ("unet", CONTROLNET) for name in names}
-    assert {name for name in names if opened[name][2].adapters} == {
-        name for name in names if opened_component.is_adaptable(name)
-    }
+    assert {name for name in names if opened[name][2].adapters} == {name for name in names if is_adaptable(name)}
     for name in names:
         path, provider, given = opened[name]
         assert (path, provider, given.stream, given.control_inputs) == (models[name], CUDA, 99, True)
