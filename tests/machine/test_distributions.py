@@ -87,7 +87,13 @@ def test_what_is_printed_meanwhile_is_kept_and_what_is_printed_later_is_not(
     installed: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     said: list[Any] = []
-    module = installed(lambda session, say: (said.append(say), say("one", 2), say("three")))
+
+    def speak(session: Any, say: Any) -> None:
+        said.append(say)
+        say("one", 2)
+        say("three")
+
+    module = installed(speak)
     session, printed = start_session(module, "m", "s", ["p"])
     assert (session.given, session.fallback) == (("m", "s", ["p"], 0), False)
     assert printed == "one 2\nthree"
