@@ -38,7 +38,7 @@ from sdort.benchmark.rows import Compared, Row
 from sdort.errors import ParityError, RegressionError, UsageError
 
 
-def row(component: str = "unet", **values: Any) -> Row:
+def row(component: Any = "unet", **values: Any) -> Row:
     base: dict[str, Any] = {
         "pipeline": "fast", "engine": "onnxruntime", "provider": "cpu", "device": "a CPU", "batch_size": 1,
         "height": 64, "width": 96, "steps": 20 if component == "pipeline" else None, "dtype": "float32",

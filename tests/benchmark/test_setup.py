@@ -240,7 +240,7 @@ def test_times_are_filled_in_where_they_belong() -> None:
 
 
 def test_each_stage_has_its_own_median() -> None:
-    calls = [ImageStages(*(10.0 * stage + n for stage in range(3)), samples=n) for n in (1, 2, 9)]
+    calls = [ImageStages(*(10.0 * stage + n for stage in range(3)), samples=n) for n in (1, 2, 9)]  # type: ignore[arg-type, misc]
     assert measure._median_stages(calls) == ImageStages(2, 12, 22, 9)
 
 
@@ -321,7 +321,7 @@ def test_placements_go_to_the_rows_of_their_engines(monkeypatch: pytest.MonkeyPa
     engines: Any = [Fake(), Onnx()]
     rows = [row(), row(batch_size=5), row("pipeline"), row("pipeline"), row(), row(status="bad")]
     measure._fill_placements(rows, engines)
-    assert [each.placement for each in rows] == [None, "placement 1", None, None, None, None]
+    assert [each.placement for each in rows] == [None, "placement 1", None, None, None, None]  # type: ignore[comparison-overlap]
     assert seen == [("models", Case("unet", 5, 64, 96), "cpu", "options", 8)]
 
 
@@ -334,9 +334,9 @@ def test_the_machine_s_state_is_read_field_by_field(monkeypatch: pytest.MonkeyPa
     names = "user nice system idle iowait irq softirq steal guest guest_nice"
     times: Any = namedtuple("times", names)  # type: ignore[misc]
     cpus = [
-        times(1, 2, 4, 1000, 1000, 8, 16, 32, 500, 500),
+        times(1, 2, 4, 1000, 1000, 8, 16, 32, 500, 500),  # type: ignore[call-arg]
         times(*[10_000] * 10),
-        times(64, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        times(64, 0, 0, 0, 0, 0, 0, 0, 0, 0),  # type: ignore[call-arg]
     ]
     child = SimpleNamespace(cpu_times=lambda: (100, 200, 5000, 5000))
     gone = SimpleNamespace(cpu_times=lambda: (_ for _ in ()).throw(psutil.NoSuchProcess(1)))
@@ -424,10 +424,10 @@ def test_how_to_judge_wants_what_to_compare_with() -> None:
 @pytest.mark.parametrize("pair", [(a, b) for a in range(4) for b in range(a + 1, 4)])
 def test_no_two_results_go_to_one_file(pair: tuple[int, int], tmp_path: Path) -> None:
     places: list[Any] = [tmp_path / str(number) for number in range(4)]
-    Files("table", *places, overwrite=False).check()
+    Files("table", *places, overwrite=False).check()  # type: ignore[misc]
     places[pair[0]] = tmp_path / "." / str(pair[1])
     with pytest.raises(UsageError, match="name the same file"):
-        Files("table", *places, overwrite=False).check()
+        Files("table", *places, overwrite=False).check()  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("name", ["output", "save", "report"])
@@ -508,6 +508,6 @@ def test_rooflines_are_of_the_first_case_that_was_timed(monkeypatch: pytest.Monk
     found: Any = roofline.measure_rooflines(Path("onnx"), rows, RuntimeOptions())
     assert found == (["a roofline"], ["No roofline of vae_decoder: it is broken"])
     assert measured == [("u", Case("unet", 2, 64, 96), 8), ("d", Case("vae_decoder", 1, 64, 96), 8)]
-    nothing = ([], ["No roofline: it needs unet or vae_decoder, measured in onnxruntime."])
+    nothing = ([], ["No roofline: it needs unet or vae_decoder, measured in onnxruntime."])  # type: ignore[var-annotated]
     for path, given in (("other", rows), ("onnx", rows[:2]), ("onnx", rows[-1:])):
         assert roofline.measure_rooflines(Path(path), given, RuntimeOptions()) == nothing

@@ -75,7 +75,7 @@ def test_latents_that_go_on_draw_nothing() -> None:
     source = NoiseSource(SEEDS)
     begun = Start(folder(), latents=latents, mask=MASK).begin(source, LATENT, LATENTS)
     assert begun.image is latents
-    assert (begun.noise.shape, begun.noise.any(), begun.mask) == (latents.shape, False, None)
+    assert (begun.noise.shape, begun.noise.any(), begun.mask) == (latents.shape, False, None)  # type: ignore[comparison-overlap]
     np.testing.assert_array_equal(source.draw(LATENT), draws(0))
     larger = Start(folder(), latents=latents).begin(NoiseSource(SEEDS), LATENT, IMAGE)
     assert larger.image is latents
@@ -137,7 +137,7 @@ def test_pixels_are_from_minus_one_to_one_in_the_encoders_axes() -> None:
     image = np.zeros((2, 4, 3), np.uint8)
     image[1, 3] = (255, 51, 0)
     found = pixels_of_images([image, image])
-    assert (found.shape, found.dtype) == ((2, 3, 2, 4), np.float32)
+    assert (found.shape, found.dtype) == ((2, 3, 2, 4), np.float32)  # type: ignore[comparison-overlap]
     np.testing.assert_allclose(found[1, :, 1, 3], [1.0, -0.6, -1.0], atol=1e-6)
     assert found[0, :, 0, 3].tolist() == [-1.0] * 3
 
@@ -162,7 +162,7 @@ def test_each_image_is_encoded_alone_and_in_smaller_tiles_where_memory_ends(batc
     count = 3 if batch == 3 else 1
     pixels = np.stack([np.full((3, 16, 48), value, np.float32) for value in (0.25, 0.5)])
     found = encoder.encode(pixels, Plan())
-    assert (found.parameters.shape, found.parameters.dtype, found.channels) == ((2, 8, 2, 6), np.float32, 4)
+    assert (found.parameters.shape, found.parameters.dtype, found.channels) == ((2, 8, 2, 6), np.float32, 4)  # type: ignore[comparison-overlap]
     assert found.parameters[:, 0, 0, 0].tolist() == [0.25, 0.5]
     assert ran == [(count, 3, 16, 48)] * 2
     assert found.latent == (4, 2, 6)

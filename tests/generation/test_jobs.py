@@ -36,7 +36,7 @@ def made(*requests: Request, **values: Any) -> Job:
 def drawn_seeds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Random seeds, one after the other."""
     asked: list[int] = []
-    monkeypatch.setattr(job.secrets, "randbelow", lambda most: asked.append(most) or 100 + len(asked))
+    monkeypatch.setattr(job.secrets, "randbelow", lambda most: asked.append(most) or 100 + len(asked))  # type: ignore[attr-defined, func-returns-value, redundant-expr]
     return asked
 
 
@@ -91,8 +91,8 @@ def test_a_pipeline_says_what_the_caller_does_not(
 ) -> None:
     asked: list[Any] = []
     usual = Sampling(4, 1.0, "it is quick")
-    monkeypatch.setattr(job, "usual_sampling", lambda folder, scheduler: asked.append(scheduler) or usual)
-    planned = plan_job(["a", "b"], {**given, "seed": 1, "scheduler": "euler"})
+    monkeypatch.setattr(job, "usual_sampling", lambda folder, scheduler: asked.append(scheduler) or usual)  # type: ignore[func-returns-value, redundant-expr]
+    planned = plan_job(["a", "b"], {**given, "seed": 1, "scheduler": "euler"})  # type: ignore[typeddict-item]
     assert planned.unsaid == unsaid
     folder: Any = SimpleNamespace()
     found = planned.for_pipeline(folder)
@@ -130,7 +130,7 @@ def test_the_files_of_an_image_are_held_against_those_given(monkeypatch: pytest.
         remark_on_files=lambda option, records: told.append((option, records)),
     )
     seen: list[Any] = []
-    monkeypatch.setattr(job, "read_image_options", lambda path, given: seen.append((path, given)) or drawn)
+    monkeypatch.setattr(job, "read_image_options", lambda path, given: seen.append((path, given)) or drawn)  # type: ignore[func-returns-value, redundant-expr]
     for name in ("record_adapter", "record_control", "record_ip_adapter_image"):
         monkeypatch.setattr(job, name, lambda choice, name=name: (name, choice))
     pixels = np.full((8, 16, 3), 9, np.uint8)
@@ -223,7 +223,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def refuse(folder: Any, request: Any, images: int, provider: Any, device_id: int, held: Any, **opened: Any) -> int:
         asked.refused.append((folder, request.prompt, images, provider, device_id, held, opened))
-        return next(asked.needed)
+        return next(asked.needed)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Job, "for_pipeline", lambda self, folder: self)
     monkeypatch.setattr(command, "refuse_generation", refuse)
@@ -237,7 +237,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
 def command_record(request: Request) -> Any:
     from support.infotext import record
 
-    seconds = command.StageSeconds(1.0, 0.0, 0.0, 0.75, 0.5, 0.0)
+    seconds = command.StageSeconds(1.0, 0.0, 0.0, 0.75, 0.5, 0.0)  # type: ignore[attr-defined]
     return record(prompt=request.prompt, seed=request.seed, seconds=seconds, fallback=None, decoded=None, widened={})
 
 

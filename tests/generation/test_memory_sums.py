@@ -119,7 +119,7 @@ def test_weights_count_until_they_are_loaded(sums: Any) -> None:
         ({"ip_adapter_image": (SimpleNamespace(),)}, 10_000),
         ({"init_image": PHOTO, "ip_adapter_image": (SimpleNamespace(),)}, 11_000),
     ):
-        request: Any = replace(REQUEST, **options)  # type: ignore[arg-type]
+        request: Any = replace(REQUEST, **options)
         assert memory_need.refuse_generation(BASE, request, 9, CPU, 0) == 1
         assert memory_need.refuse_generation(BASE, request, 9, CPU, 0, held=0) == 1
         before, loaded = sums.refused[-2:]

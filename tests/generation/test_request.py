@@ -105,6 +105,10 @@ BOUNDED = (
 )  # fmt: skip
 
 
+def asked(**options: Any) -> Request:
+    return Request("a", **options)
+
+
 @pytest.mark.parametrize("name", BOUNDED)
 def test_every_number_has_its_bounds(name: str) -> None:
     numbers = {each.name for each in dataclasses.fields(Request) if str(each.type).startswith(("int", "float"))}
@@ -112,17 +116,17 @@ def test_every_number_has_its_bounds(name: str) -> None:
     limits = RANGES[name]
     for value in (limits.low - 1, limits.high + 1, "1", True):
         with pytest.raises(UsageError, match=f"--{name} .* is not a".replace("_", "-")):
-            Request("a", **chain(name), **{name: value})
+            asked(**chain(name), **{name: value})
     for value in (limits.low, limits.high):
-        assert getattr(Request("a", **chain(name), **{name: value}), name) == value
+        assert getattr(asked(**chain(name), **{name: value}), name) == value
 
 
 @pytest.mark.parametrize(("name", "more"), [("seed", {}), ("variation_seed", {"variation_strength": 0.5})])
 def test_the_last_images_seed_is_a_seed(name: str, more: dict[str, Any]) -> None:
     last = (1 << 63) - 1
-    Request("a", **more, **{name: last - 2}, num_images=3)
+    asked(**more, **{name: last - 2}, num_images=3)
     with pytest.raises(UsageError, match=f"--{name} .* is not a whole number".replace("_", "-")):
-        Request("a", **more, **{name: last - 1}, num_images=3)
+        asked(**more, **{name: last - 1}, num_images=3)
 
 
 @pytest.mark.parametrize(

@@ -57,7 +57,7 @@ def test_several_generations_are_one() -> None:
     assert both.seconds == StageSeconds(1.0, 202.0, 303.0, 505.0, 7.0, 1111.0)
     # 5 s of 4 calls a second, and 500 s of one.
     assert both.iterations_per_second == round(520 / 505, 4)
-    assert (both.prompt, both.decoded, both.widened, both.fallback) == ("p1", 2, {"unet": "b"}, "y")
+    assert (both.prompt, both.decoded, both.widened, both.fallback) == ("p1", 2, {"unet": "b"}, "y")  # type: ignore[comparison-overlap]
     assert both.peak_memory == PeakMemory(7, None)
     still = replace(first, seconds=replace(first.seconds, denoise=0.0))
     assert joined([still, still]).iterations_per_second == 4.0

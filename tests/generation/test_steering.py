@@ -237,7 +237,7 @@ def test_models_stay_open_and_controls_are_those_of_the_request(open_models: lis
         (models[::-1], (8, 24), False),
         (models[:1], (8, 24), False),
         ([models[0], model("other", T2I_ADAPTER)], (8, 24), False),
-        *(([model("net", **{name: value}), models[1]], (8, 24), False)
+        *(([model("net", **{name: value}), models[1]], (8, 24), False)  # type: ignore[arg-type]
           for name, value in {"scale": 0.5, "start": 0.1, "end": 0.9, "image": picture(level=9)}.items()),
     ]  # fmt: skip
     alive = [first]

@@ -82,7 +82,7 @@ def test_scores_and_images_go_to_the_negative_prompt_and_to_the_prompt() -> None
         at_size=lambda each, size: each | {"size": size}, scored=lambda each, score: each | {"score": score}
     )
     pipe = made()
-    pipe.folder.family = family  # type: ignore[misc]
+    pipe.folder.family = family  # type: ignore[assignment, misc]
     encoded: Any = {("a",): {"of": "a"}, ("b",): {"of": "b"}, None: {"of": "zeros"}}
     beside: Any = [(2.5, {"image": "none"}), (6.0, {"image": "photo"})]
     calls: Any = [[[(None, ("a",)), (("b",), ("a",))]], [[(("b",),)]]]
@@ -144,7 +144,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def test_only_a_unet_is_recorded_and_why_one_is_elsewhere_is_kept(opened: list[Any]) -> None:
     options = replace(OPTIONS, check=False)
     pipe = made(options=options, fallback="first")
-    pipe.folder.models.update({"unet": Path("u"), ENCODER: Path("e")})  # type: ignore[attr-defined]
+    pipe.folder.models.update({"unet": Path("u"), ENCODER: Path("e")})
     assert pipe._opened(ENCODER) is pipe._opened(ENCODER)  # once
     assert opened == [
         ("checked", Path("pipe"), False),
@@ -175,7 +175,8 @@ def test_sessions_are_opened_with_what_is_for_them(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "assemble", lambda *of: of)
     folder: Any = SimpleNamespace(needed=names, models={name: Path(name) for name in names})
     options = replace(OPTIONS, adapters=True, device_id=3)
-    _, sessions, provider, fallback, tokenizers = module._open_sessions(folder, options)  # type: ignore[misc]
+    opened: Any = module._open_sessions(folder, options)
+    _, sessions, provider, fallback, tokenizers = opened
     assert (asked["provider"], asked["remarked"], provider) == (ROCM, "unet", CPU)  # what runs the UNet
     assert (list(sessions), fallback) == (list(names), "elsewhere; why; why not")
     assert tokenizers == ("tokenizers", ROCM, 3)
@@ -232,7 +233,7 @@ def unets(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(module, "has_room", lambda *_: state.room)
     unet = SimpleNamespace(options=OPTIONS, place="unet", number=0)
     pipe = state.pipe = made(sessions={"unet": unet}, loop=SimpleNamespace(unet=unet))
-    pipe.folder.file = lambda _: SimpleNamespace(  # type: ignore[assignment,method-assign]
+    pipe.folder.file = lambda _: SimpleNamespace(  # type: ignore[assignment, method-assign, return-value]
         signature=SimpleNamespace(inputs=state.inputs)
     )
     return state
@@ -363,7 +364,7 @@ def test_steps_stay_on_the_device_where_they_can(
         seen["device"] = (batch, rows, *rest)
         return noise, [1.0, 2.0]
 
-    loop = SimpleNamespace(fits=lambda recurrence, batch: batches.append(batch) or fits, denoise=device)
+    loop = SimpleNamespace(fits=lambda recurrence, batch: batches.append(batch) or fits, denoise=device)  # type: ignore[func-returns-value, redundant-expr]
     controls: Any = SimpleNamespace(nets=["net"]) if nets else None
     monkeypatch.setattr(module, "denoise", host)
     monkeypatch.setattr(TextToImage, "_controls", lambda *_: controls)
@@ -419,7 +420,7 @@ def test_what_is_done_again_takes_its_steps_back_and_draws_the_same(monkeypatch:
         for _ in range(3):
             advance(2)
         latents = np.random.default_rng(0).normal(size=(2, 4, 2, 6))
-        if pipe.loop.unet == "old":
+        if pipe.loop.unet == "old":  # type: ignore[comparison-overlap]
             latents[1, 0, 0, 0] = np.nan  # the second image alone
         return latents
 
@@ -427,7 +428,7 @@ def test_what_is_done_again_takes_its_steps_back_and_draws_the_same(monkeypatch:
     assert found.shape == (2, 4, 2, 6)
     assert steps == [2, 2, 2, -6, 2, 2, 2, -6, 2, 2, 2]
     assert source.restored == ["state"] * 3
-    assert pipe.loop.unet == "new"
+    assert pipe.loop.unet == "new"  # type: ignore[comparison-overlap]
 
 
 def test_without_a_guard_nothing_is_judged() -> None:
@@ -457,13 +458,13 @@ def test_a_second_pass_begins_at_its_own_height_and_width(upscale: str | None, m
         wanted = np.asarray(Image.fromarray(pixels).resize((72, 32), Image.Resampling.LANCZOS), np.float32)
         [found] = taken
         np.testing.assert_allclose(found[0].transpose(1, 2, 0), wanted / 127.5 - 1, atol=1e-6)
-        assert (start.image, start.latents) == ("posterior", None)
+        assert (start.image, start.latents) == ("posterior", None)  # type: ignore[comparison-overlap]
         monkeypatch.setattr(TextToImage, "_decode", lambda *_: iter([Generated(4, pixels, "black")]))
         with pytest.raises(ParityError, match="the first image of seed 4 shows nothing: black"):
             pipe._larger(latents, Request("a", hires=2.0, hires_upscale=upscale), stage, SEEDS[:1])
         return
     wanted_latents = torch.nn.functional.interpolate(torch.from_numpy(latents), size=(4, 9), mode="bilinear")
-    np.testing.assert_array_equal(start.latents, wanted_latents.numpy())  # type: ignore[arg-type]
+    np.testing.assert_array_equal(start.latents, wanted_latents.numpy())
     assert (start.image, taken) == (None, [])
 
 
@@ -508,13 +509,13 @@ def test_what_a_mask_leaves_is_encoded_for_a_unet_that_takes_it(
     mask: bool, channels: int, takes: bool, asked: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[str] = []
-    monkeypatch.setattr(TextToImage, "_posterior", lambda self, pixels, request: seen.append(pixels) or pixels)
+    monkeypatch.setattr(TextToImage, "_posterior", lambda self, pixels, request: seen.append(pixels) or pixels)  # type: ignore[func-returns-value, redundant-expr]
     canvas: Any = SimpleNamespace(pixels="pixels", masked_pixels="masked", latent_mask=lambda factor: ("mask", factor))
     pipe = made()
     pipe.folder.sample_channels = channels  # type: ignore[misc]
     found = pipe._start(SimpleNamespace(mask=mask), canvas, SimpleNamespace(takes_image=takes))  # type: ignore[arg-type]
     assert seen == asked
-    wanted = Start(pipe.folder, "pixels" if takes else None, mask=("mask", 8) if mask else None,
+    wanted = Start(pipe.folder, "pixels" if takes else None, mask=("mask", 8) if mask else None,  # type: ignore[arg-type]
                    masked="masked" if "masked" in asked else None)  # type: ignore[arg-type]  # fmt: skip
     assert found == wanted
 
@@ -572,12 +573,14 @@ def test_decoded_images_keep_their_seeds_latents_and_the_plan(monkeypatch: pytes
     shown: list[Any] = []
     monkeypatch.setattr(module, "choose", lambda decoder, session, size, tiling, slicing: (size, tiling, slicing))
     monkeypatch.setattr(
-        TextToImage, "_shown", lambda self, decoder, image, latents, used: shown.append((latents, used)) or image
+        TextToImage,
+        "_shown",
+        lambda self, decoder, image, latents, used: shown.append((latents, used)) or image,  # type: ignore[func-returns-value, redundant-expr]
     )
     decoder = SimpleNamespace(session="s", plan_now="now", decode=lambda latents, plan: iter(latents[:, :3]))
     monkeypatch.setattr(TextToImage, "_decoder", lambda self, on_tile: decoder)
     pipe = made(sessions={DECODER: "first"})
-    pipe.folder.unscaled = lambda latents: latents / 2  # type: ignore[assignment,method-assign]
+    pipe.folder.unscaled = lambda latents: latents / 2  # type: ignore[assignment, method-assign, return-value]
     latents = np.stack([np.full((4, 2, 6), value, np.float32) for value in (0.5, 1.0)])
     seeds = [ImageSeed(3, 8), ImageSeed(3, 9)]
     images = list(pipe._decode(latents, Request("a"), seeds, lambda *_: None))

@@ -255,7 +255,7 @@ def test_nodes_are_selected_only_in_fp16_and_where_it_is_asked_for(tmp_path: Pat
         ({}, None), ({"fp16": True}, None), ({"fp16_auto": True}, None), ({"fp16_plan": plan}, None),
         ({"fp16": True, "fp16_auto": True}, "measured"), ({"fp16": True, "fp16_plan": plan}, {"unet": []}),
     ):  # fmt: skip
-        selector = _fp32_selector(OptimizeRequest(tmp_path / "in", tmp_path / "out", **values), tmp_path)  # type: ignore[arg-type]
+        selector = _fp32_selector(OptimizeRequest(tmp_path / "in", tmp_path / "out", **values), tmp_path)
         assert (selector and ("measured" if selector.plan is None else selector.plan)) == found
         assert selector is None or (selector.source, selector.scratch) == (tmp_path / "in", tmp_path)
     assert [

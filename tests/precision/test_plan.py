@@ -79,7 +79,7 @@ def test_rules_hold_for_exactly_the_nodes_that_they_are_made_of(seed: int) -> No
         for block, numbers in (rule.blocks or {}).items():
             whole = {place for place in alike if place.block == block} <= chosen
             assert (numbers == "every") is whole
-            assert whole or numbers == sorted(set(numbers))
+            assert whole or numbers == sorted(set(numbers))  # type: ignore[type-var]
 
 
 def test_a_rule_that_fits_nothing_is_refused_whatever_the_others_do() -> None:
@@ -259,7 +259,7 @@ def test_what_is_small_counts_where_it_is_a_factor(
     operator: str, inputs: str, ranges: dict[str, Range], risky: bool
 ) -> None:
     weights = {name: np.ones((4, 4), np.float32) for name in ("w", "w2") if name in inputs.split(", ")}
-    editor = edit(f"g (float[4, 4] x) => (float[4, 4] y) {{ y = {operator} ({inputs}) }}", weights)
+    editor = edit(f"g (float[4, 4] x) => (float[4, 4] y) {{ y = {operator} ({inputs}) }}", weights)  # type: ignore[arg-type]
     found = find_risks(editor, Ranges(ranges))
     assert bool(found) is risky
 

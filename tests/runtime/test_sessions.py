@@ -218,7 +218,7 @@ def test_the_log_is_read_where_nothing_may_fall_back(
     assert session.is_logged(provider, options) is logged
     call = prepare_session(PATH, "unet", provider, options)
     before = list(opening)
-    assert call().component == "unet"  # type: ignore[attr-defined]
+    assert call().component == "unet"
     start = ("start", None, PATH, "unet", provider, options, 0 if logged else 4, None)
     if logged:
         assert before == []
@@ -258,7 +258,7 @@ def test_the_cpu_stands_in_where_that_is_allowed_and_nothing_was_asked_of_the_pr
 
     monkeypatch.setattr(session, "open_session", open_session)
     found, reason = open_or_fall_back(PATH, "unet", ROCM, allowed)
-    assert (found, reason) == ("session", "unet runs on cpu: no kernel")
+    assert (found, reason) == ("session", "unet runs on cpu: no kernel")  # type: ignore[comparison-overlap]
     assert "unet runs on cpu: no kernel" in capsys.readouterr().err
     assert asked[1] == (PATH, "unet", CPU, replace(allowed, tuning=False, fallback=None))
     for refused in (
@@ -273,7 +273,7 @@ def test_the_cpu_stands_in_where_that_is_allowed_and_nothing_was_asked_of_the_pr
         assert [each[2] for each in asked] == [ROCM]
     asked.clear()
     assert open_or_fall_back(PATH, "unet", ROCM, replace(allowed, provider="auto", fallback=None))[1] is not None
-    assert open_or_fall_back(PATH, "unet", ROCM, allowed, lambda: "early")[0] == "early"  # type: ignore[arg-type,return-value]
+    assert open_or_fall_back(PATH, "unet", ROCM, allowed, lambda: "early")[0] == "early"  # type: ignore[arg-type, comparison-overlap, return-value]
     assert len(asked) == 2
 
 
@@ -286,7 +286,7 @@ def test_where_the_cpu_refuses_too_the_providers_reason_is_told(monkeypatch: pyt
         open_or_fall_back(PATH, "unet", ROCM, RuntimeOptions("rocm", fallback=True))
     asked: list[str] = []
     monkeypatch.setattr(session, "open_session", lambda path, component, provider, options: asked.append(provider.name))
-    assert open_or_fall_back(PATH, "unet", CPU, PLAIN) == (None, None)
+    assert open_or_fall_back(PATH, "unet", CPU, PLAIN) == (None, None)  # type: ignore[comparison-overlap]
     assert asked == ["cpu"]
 
 
@@ -303,7 +303,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     )
     monkeypatch.setattr(session, "with_bf16", lambda path, component, provider, options, says: options)
     monkeypatch.setattr(session, "read_component", lambda *_: component)
-    monkeypatch.setattr(session, "split_file", lambda file, steered: seen.append(("split", steered)) or seen[0][-1:])
+    monkeypatch.setattr(session, "split_file", lambda file, steered: seen.append(("split", steered)) or seen[0][-1:])  # type: ignore[func-returns-value, redundant-expr]
     monkeypatch.setattr(session, "remove_control_inputs", lambda graph, name: seen.append(("removed", graph, name)))
     monkeypatch.setattr(session, "prepare_tuning", lambda *of: SessionTuning(of[-1], {"kept": b""}))
     monkeypatch.setattr(session, "_own_weights", lambda *_: SimpleNamespace(as_inputs=False, own=True))

@@ -491,7 +491,7 @@ def test_components_are_referred_to_the_cpu_and_images_to_the_provider(
     monkeypatch.setattr(references, "open_reference", lambda path, provider, options: Fake(provider))
     todo = [Case(name, 1, 64, 96) for name in ("pipeline", "broken", "unet", "other")]
     found = compute_reference(tmp_path, todo, CUDA, RuntimeOptions(), 7, "euler")
-    assert {case.component: result for case, result in found.results.items()} == {
+    assert {case.component: result for case, result in found.results.items()} == {  # type: ignore[comparison-overlap]
         "unet": {"y": "cpu"}, "pipeline": {"y": "cuda"}
     }  # fmt: skip
     assert (opened, closed, found.label) == (["cpu", "cuda"], ["cpu", "cuda"], f"{tmp_path.name} (torch)")
