@@ -69,7 +69,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(autouse=True)
-def _a_home_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def _restore_environment() -> Iterator[None]:
+    """What a test, or what it runs in this process, sets in the environment ends with it: TMPDIR, MIOpen's folders.
+
+    It ends after ``monkeypatch``, which would put back what the test itself had set before it patched that.
+    """
+    pytests_own = "PYTEST_CURRENT_TEST"
+    before = {name: value for name, value in os.environ.items() if name != pytests_own}
+    yield
+    for name in os.environ.keys() - before.keys() - {pytests_own}:
+        del os.environ[name]
+    os.environ.update(before)
+
+
+@pytest.fixture(autouse=True)
+def _a_home_of_its_own(
+    _restore_environment: None, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """No test finds what another left in a cache, and none touches the user's."""
     home = request.config.stash[_HOME] / str(next(_numbers))
     home.mkdir()
@@ -80,17 +96,6 @@ def _a_home_of_its_own(request: pytest.FixtureRequest, monkeypatch: pytest.Monke
     touched = request.config.stash[_WATCH].touched
     found, touched[:] = list(touched), []
     assert not found, f"touched the user's home: {found}"
-
-
-@pytest.fixture(autouse=True)
-def _restore_environment(_a_home_of_its_own: None) -> Iterator[None]:
-    """What a test, or what it runs in this process, sets in the environment ends with it: TMPDIR, MIOpen's folders."""
-    pytests_own = "PYTEST_CURRENT_TEST"
-    before = {name: value for name, value in os.environ.items() if name != pytests_own}
-    yield
-    for name in os.environ.keys() - before.keys() - {pytests_own}:
-        del os.environ[name]
-    os.environ.update(before)
 
 
 @pytest.fixture(autouse=True)

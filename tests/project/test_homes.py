@@ -46,19 +46,22 @@ def test_a_home_of_the_users_does_not_come_back(tmp_path: Path, monkeypatch: pyt
     assert Path.home() == tmp_path
 
 
-TWO_TESTS = """
+TESTS = """
 import os
 def test_one_that_sets():
     os.environ["TMPDIR"] = "/of/one"
     del os.environ["PATH"]
+def test_one_that_patches_what_it_had_set(monkeypatch):
+    os.environ["MIOPEN_USER_DB_PATH"] = "/of/one"
+    monkeypatch.setenv("MIOPEN_USER_DB_PATH", "/patched")
 def test_another():
-    assert "TMPDIR" not in os.environ and "PATH" in os.environ
+    assert not {"TMPDIR", "MIOPEN_USER_DB_PATH"} & os.environ.keys() and "PATH" in os.environ
 """
 
 
 def test_what_a_test_sets_in_the_environment_ends_with_it(tmp_path: Path) -> None:
     """Be it set by sdort, which gives the libraries a folder for their temporary files."""
-    (tmp_path / "test_two.py").write_text(TWO_TESTS)
+    (tmp_path / "test_two.py").write_text(TESTS)
     options = ("-q", "-p", "no:cacheprovider", "--noconftest", "-p", "conftest", f"--rootdir={tmp_path}")
     environment = {name: value for name, value in os.environ.items() if name != "TMPDIR"}
     environment["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(ROOT / "tests")])
