@@ -28,6 +28,7 @@ from sdort.benchmark.regression import (
 from sdort.benchmark.rows import Compared, Row
 from sdort.cli import cli
 from sdort.errors import OutputError, RegressionError, UsageError
+from sdort.pipelines.configs import CONFIG_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -46,6 +47,13 @@ def row(times: Sequence[float] = STEADY, **values: Any) -> Row:
 
 def times_scaled(factor: float) -> list[float]:
     return [factor * each for each in STEADY]
+
+
+def test_a_saved_benchmark_of_a_million_calls_is_read(tmp_path: Path) -> None:
+    """It is larger than a config may be."""
+    saved = row()
+    (tmp_path / "saved.json").write_text(as_saved([saved]) + " " * CONFIG_BYTES)
+    assert load_rows(tmp_path / "saved.json") == [saved]
 
 
 # Verdicts

@@ -187,6 +187,32 @@ def test_what_is_wrong_stands_first_with_its_reason() -> None:
     assert 'unet, batch 1, 64x64, float16: differs from "demo" by 1 & more' in text
 
 
+@pytest.mark.parametrize(
+    ("compared", "failed", "checked", "mark"),
+    [
+        ([], False, True, "ok"),
+        ([], False, False, "differs"),  # nothing was compared, with a reference or a file
+        ([], True, True, "failed"),
+        (["same", "faster", "too noisy"], False, True, "ok"),
+        (["not comparable"], False, False, "differs"),
+        (["slower"], False, True, "failed"),
+        (["faster", "slower"], False, False, "failed"),
+        (["faster"], True, True, "failed"),
+    ],
+)
+def test_the_mark_of_the_page_is_that_of_its_worst_row(
+    compared: list[str], failed: bool, checked: bool, mark: str
+) -> None:
+    unchecked = {"checked_against": "", "error": None, "mean_error": None, "psnr_db": None}
+    rows = [row("unet", **({} if checked else unchecked)) for _ in range(3)]
+    for each, verdict in zip(rows, compared, strict=False):
+        each.compared = Compared(verdict, 1.4, 1.3, 1.5, 1.0, "by more than 10 %")
+    if failed:
+        rows[-1].fail("differs")
+    text = benchmark_page(benchmark_report(Measurement(rows, []), "x"))
+    assert re.findall("<p class='answer (.*?)'>", text) == [mark]
+
+
 def test_no_colour_stands_for_two_contenders() -> None:
     timed = [row("unet", pipeline=f"p{index}") for index in range(len(SERIES) + 1)]
     for rows in (timed, timed[:-1]):

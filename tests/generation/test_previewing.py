@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
+import pty
+import struct
+import termios
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -122,6 +127,33 @@ def test_a_picture_keeps_its_proportions(
     picture = draw(np.zeros((*size, 3), np.uint8), Graphics.KITTY, *room, cell)
     assert f"c={wanted[0]},r={wanted[1]}," in picture.sequence
     assert picture.rows == wanted[1]
+
+
+@pytest.mark.parametrize(
+    ("window", "wanted"),
+    [
+        ((24, 80, 800, 480), (10, 20)),
+        ((50, 100, 900, 900), (9, 18)),
+        ((24, 80, 0, 0), (10, 20)),  # a terminal that does not tell
+        ((0, 0, 0, 0), (10, 20)),
+        ((24, 80, 40, 12), (1, 1)),
+    ],
+)
+def test_a_cell_is_as_the_terminal_says(
+    window: tuple[int, int, int, int], wanted: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Lines, columns, and the width and height of all in pixels."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *window))
+    with os.fdopen(ours), os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr("sys.stderr", terminal)
+        assert preview_display._cell() == wanted
+
+
+def test_a_cell_of_no_terminal_has_the_usual_size(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    with open(tmp_path / "file", "w") as file:
+        monkeypatch.setattr("sys.stderr", file)
+        assert preview_display._cell() == (10, 20)
 
 
 def scheduler(prediction: str | None = "epsilon") -> Any:

@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from sdort.onnx_io.load import load_model
 from sdort.optimizer.command import optimize
 from sdort.optimizer.report import ComponentReport
 from sdort.optimizer.steps import PIPELINE, OptimizeOptions, PipelineRun
+from sdort.precision import cost
 from sdort.precision.cost import name_by_owner, share, timed_run
 from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan
 from sdort.precision.positions import find_positions, source, with_views
@@ -138,6 +140,26 @@ def test_a_node_that_is_expanded_is_timed_as_one(tmp_path: Path) -> None:
     silu = (normal / (1 + np.exp(-normal))).reshape(1, 8, 8, 32)
     np.testing.assert_allclose(outputs["z"], np.tanh(silu) * silu, rtol=1e-4, atol=1e-5)
     assert [each.name for each in tmp_path.iterdir() if "profile" in each.name] == []
+
+
+def test_all_parts_of_an_expanded_node_take_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each kernel of this run takes 7 us: the expanded GroupNorm has more than one, the others one each."""
+    path = write(tmp_path, FUSED, {"gamma": np.ones(32, np.float32), "beta": np.ones(32, np.float32)})
+    proto = onnx.load(path, load_external_data=False)
+    for node in proto.graph.node:
+        node.name = f"the {node.op_type}"
+    kernels: list[str] = []
+
+    def equal_times(text: str) -> list[dict[str, Any]]:
+        events = json.loads(text)
+        # ONNX Runtime may add a Cast of its own.
+        kernels.extend(name for event in events if (name := event["name"]).startswith("timed_"))
+        return [{**event, "dur": 7} for event in events]
+
+    monkeypatch.setattr(cost, "json", SimpleNamespace(loads=equal_times))
+    _, times = timed_run(proto, {"x": np.ones((1, 8, 8, 32), np.float32)}, tmp_path, "unet")
+    assert len(kernels) > 6
+    assert times == {"the Relu": 7, "the Tanh": 7, "the Mul": 7, "the GroupNorm": 7 * (len(kernels) - 3)}
 
 
 def test_nodes_have_the_time_of_what_came_of_them() -> None:

@@ -28,6 +28,10 @@ PERHAPS_NOT = {
     "Add of one that may be 1": ("(float[twice_a, 4] x, float[b, 4] y)", "z = Add (x, y)", {"a": 2, "b": 1}),
     "Mul with a number": ("(float[a, 4] x, float[6, 4] y)", "z = Mul (x, y)", {"a": 1}),
     "MatMul's batch": ("(float[a, 3, 4] x, float[b, 4, 3] y)", "z = MatMul (x, y)", {"a": 1, "b": 3}),
+    "MatMul's rows": ("(float[twice_a, 4] x, float[4, twice_b] y)", "z = MatMul (x, y)", {"a": 3, "b": 5}),
+    "MatMul's rows in a batch": (
+        "(float[2, twice_a, 4] x, float[2, 4, twice_b] y)", "z = MatMul (x, y)", {"a": 3, "b": 5}
+    ),
     "Attention's rows": (
         "(float[2, a, 8] x, float[2, b, 8] y)", f"z = Attention {HEADS} (x, y, y)", {"a": 2, "b": 5}
     ),

@@ -19,9 +19,10 @@ from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime import placement, session, tuning_results
+from sdort.runtime import opener, placement, session, tuning_results
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session, SessionPlace, memory_of, open_again, open_or_fall_back, prepare_session
+from sdort.runtime.stopping import stop_all
 from sdort.tuning.session_hooks import SessionTuning
 
 PLAIN = RuntimeOptions("cpu")
@@ -38,6 +39,24 @@ def ort_of(inputs: Mapping[str, str], outputs: Mapping[str, str] | None = None) 
 
 def make(options: RuntimeOptions = PLAIN, provider: Provider = CPU, **more: Any) -> Session:
     return Session(ort_of({"x": "float"}), Path("m.onnx"), "unet", provider, options, **more)
+
+
+def test_a_stop_ends_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime itself refuses to go on once its flag is set."""
+    import onnxruntime
+
+    identity = parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg (x)}')
+    model = identity.SerializeToString()
+    real = opener.start_session
+
+    def interrupted(*args: Any) -> Any:
+        stop_all()
+        return real(*args)
+
+    assert create_session(model, CPU, PLAIN).get_providers() == [CPU.ep]
+    monkeypatch.setattr(opener, "start_session", interrupted)
+    with pytest.raises(onnxruntime.capi.onnxruntime_pybind11_state.ModelLoadCanceled):
+        create_session(model, CPU, PLAIN)
 
 
 TYPES = {"float": "float32", "float16": "float16", "double": "float64", "bool": "bool", "int8": "int8",
