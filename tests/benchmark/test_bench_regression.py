@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from click.testing import CliRunner, Result
 from support.tiny_pipeline import Tiny
 
 from sdort.benchmark import measure as bench_module
+from sdort.benchmark.measure import Measurement
 from sdort.benchmark.regression import (
     as_saved,
     compare_rows,
@@ -27,7 +29,7 @@ from sdort.benchmark.regression import (
 )
 from sdort.benchmark.rows import Compared, Row
 from sdort.cli import cli
-from sdort.errors import OutputError, RegressionError, UsageError
+from sdort.errors import OutputError, ParityError, RegressionError, UsageError
 from sdort.pipelines.configs import CONFIG_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -183,6 +185,30 @@ def test_only_a_slowdown_is_an_error() -> None:
     text = comparison_markdown(now).splitlines()
     assert len({line.count("|") for line in text}) == 1
     assert [line.split("|")[6].strip() for line in text[2:]] == ["faster", "not comparable", "slower"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "failed", "kind"),
+    [
+        ([None, None], False, None),
+        (["same", "not comparable"], False, None),
+        (["faster", "too noisy"], False, None),
+        (["not comparable"] * 2, False, UsageError),
+        (["not comparable", "slower"], False, RegressionError),
+        (["not comparable", "slower"], True, ParityError),  # what is wrong is said before what is slow
+        ([None, None], True, ParityError),
+    ],
+)
+def test_a_measurement_ends_with_what_is_worst(
+    verdicts: list[str | None], failed: bool, kind: type[Exception] | None
+) -> None:
+    rows = [row(), row(batch_size=4)]
+    for each, verdict in zip(rows, verdicts, strict=True):
+        each.compared = Compared(verdict, 1.4, 1.3, 1.5, 1.0, "by more than 10 %") if verdict else None
+    if failed:
+        rows[1].fail("differs")
+    with pytest.raises(kind) if kind else nullcontext():
+        Measurement(rows).raise_if_failed()
 
 
 def test_a_comparison_that_judged_nothing_is_an_error() -> None:

@@ -305,3 +305,43 @@ def test_a_parameter_of_an_optimization_is_its_option(name: str, value: Any, mon
         auto = arrived(monkeypatch, module, stop, lambda call=call: call("a", "b", fp16="auto"))  # type: ignore[misc]
         assert difference(plain, auto) == {".fp16": True, ".fp16_auto": True}
         assert (plain[".source"], plain[".out"], plain[".provider"]) == (Path("a"), Path("b"), "rocm")
+
+
+WARM = {
+    "sizes": ((64, 96),), "batch_sizes": (3, 5), "components": ("unet",), "budget": 7.5, "vae_tiling": True,
+    "vae_slicing": True,
+}  # fmt: skip
+BUILD = {
+    "architectures": ("gfx1100",), "hip": False, "cuda": False, "compiler": "clang++-20", "ort_include": "headers",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "stop"), [(sdort.warm, "_warm"), (sdort.plan_warm, "_planned")])
+@pytest.mark.parametrize(("name", "value", "path", "held"), expected(WARM, ".runtime"))
+def test_a_parameter_of_a_warm_up_is_its_option(
+    name: str, value: Any, path: str, held: Any, call: Any, stop: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = arrived(monkeypatch, "sdort.warmup.command", stop, lambda: call("model"))
+    given = arrived(monkeypatch, "sdort.warmup.command", stop, lambda: call("model", **{name: value}))
+    assert difference(plain, given) == {path: held}
+
+
+@pytest.mark.parametrize(("name", "value"), BUILD.items())
+def test_a_parameter_of_a_build_is_its_option(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = arrived(monkeypatch, "sdort.ops.command", "build", sdort.build_ops)
+    given = arrived(monkeypatch, "sdort.ops.command", "build", lambda: sdort.build_ops(**{name: value}))
+    assert difference(plain, given) == {f".{name}": value}
+
+
+@pytest.mark.parametrize("force", [True, False])
+def test_a_build_is_forced_where_it_is_asked_for(force: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def record(*_: Any, force: bool) -> None:
+        asked.append(force)
+        raise Stopped
+
+    monkeypatch.setattr("sdort.ops.command.build", record)
+    with pytest.raises(Stopped):
+        sdort.build_ops(force=force)
+    assert asked == [force]

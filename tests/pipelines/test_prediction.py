@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import diffusers
 import numpy as np
@@ -16,11 +18,12 @@ from sdort.model.weights import Stored
 from sdort.pipelines.checkpoints.prediction import (
     _MARKED,
     PREDICTIONS,
+    Prediction,
     find_prediction,
     has_zero_snr,
     prediction_beside,
 )
-from sdort.pipelines.checkpoints.releases import RELEASES
+from sdort.pipelines.checkpoints.releases import DDIM_V, EULER, PNDM, RELEASES
 from sdort.pipelines.checkpoints.single_file import _edm_scales, _scheduler, read_single_file
 from sdort.pipelines.weight_names import INPAINTING, SD1, SD2, SDXL
 
@@ -179,6 +182,20 @@ def test_zero_terminal_snr_is_taken(family: str, names: tuple[str, ...], notes: 
     made = getattr(diffusers, config["_class_name"]).from_config(config)
     assert made.config.rescale_betas_zero_snr
     assert made.config.prediction_type == "v_prediction"
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "taken"), [(PNDM, "DDIMScheduler"), (DDIM_V, "DDIMScheduler"), (EULER, "EulerDiscreteScheduler")]
+)
+@pytest.mark.parametrize("kind", ["v_prediction", "sample"])
+def test_zero_terminal_snr_is_for_schedulers_that_know_it(scheduler: Any, taken: str, kind: str) -> None:
+    """Whatever a config beside the file, or an option, asks for."""
+    for release, found in (
+        (replace(RELEASES[SD1], scheduler=scheduler), Prediction(kind)),
+        (RELEASES[SDXL], Prediction(kind, scheduler=scheduler)),
+    ):
+        config = _scheduler(release, found, {"ztsnr": stored()}, {})
+        assert (config["_class_name"], config["rescale_betas_zero_snr"]) == (taken, True)
 
 
 def test_zero_terminal_snr_of_a_model_that_predicts_noise_is_told(capsys: pytest.CaptureFixture[str]) -> None:

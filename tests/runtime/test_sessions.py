@@ -45,7 +45,9 @@ def test_a_stop_ends_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime itself refuses to go on once its flag is set."""
     import onnxruntime
 
-    identity = parser.parse_model('<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg (x)}')
+    identity = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg (x)}'
+    )
     model = identity.SerializeToString()
     real = opener.start_session
 
