@@ -84,6 +84,13 @@ def test_the_rule_that_the_user_disabled(tmp_path: Path) -> None:
     assert f"Leave out --disable {rule}." in result.stderr
 
 
+def test_a_disabled_rule_that_would_not_lower_it_is_not_to_blame(tmp_path: Path) -> None:
+    result = optimize(tmp_path, ATTENTION, "--disable", "attention_to_standard")
+    assert result.exit_code == 4
+    assert "rocm has no kernel for Attention, and no rule lowers it. The nearest, " in result.stderr
+    assert "--disable" not in result.stderr
+
+
 @pytest.mark.parametrize("disabled", [(), ("attention",)], ids=["all", "without its fusion"])
 def test_what_a_disabled_fusion_would_take_is_no_miss(tmp_path: Path, disabled: tuple[str, ...]) -> None:
     result = optimize(tmp_path, SOFTMAX, *(word for name in disabled for word in ("--disable", name)))

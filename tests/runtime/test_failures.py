@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -118,6 +119,19 @@ def test_what_fell_back_is_counted_by_operator() -> None:
         refuse_fallback(whole, ROCM, "unet")
     refuse_fallback(whole.replace("CPU", "ROCM"), ROCM, "unet")
     refuse_fallback("", ROCM, "unet")
+
+
+SIZES = """Add And Cast CastLike Ceil Concat Constant ConstantOfShape Div Equal Expand Floor Gather Greater Identity Less
+Max MemcpyFromHost MemcpyToHost Min Mod Mul Neg Not Or Range ReduceProd Reshape Shape Size Slice Split Squeeze Sub
+Unsqueeze Where""".split()
+"""What exporters write to compute a shape, whose numbers the processor needs."""
+
+
+@pytest.mark.parametrize("operator", [*SIZES, "Conv", "Softmax", "Resize", "Transpose", "ReduceMean", "Sqrt", "Tile"])
+def test_only_what_computes_sizes_may_be_left_on_the_processor(operator: str) -> None:
+    log = "\n".join([*LOG.splitlines()[:6], f"[V] VerifyEachNodeIsAssignedToAnEp]  {operator} (h)"])
+    with nullcontext() if operator in SIZES else pytest.raises(ProviderError, match=f"1 {operator} would run"):
+        refuse_fallback(log, ROCM, "unet")
 
 
 # Why a provider is refused
