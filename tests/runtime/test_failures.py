@@ -121,9 +121,14 @@ def test_what_fell_back_is_counted_by_operator() -> None:
     refuse_fallback("", ROCM, "unet")
 
 
-SIZES = """Add And Cast CastLike Ceil Concat Constant ConstantOfShape Div Equal Expand Floor Gather Greater Identity Less
-Max MemcpyFromHost MemcpyToHost Min Mod Mul Neg Not Or Range ReduceProd Reshape Shape Size Slice Split Squeeze Sub
-Unsqueeze Where""".split()
+# fmt: off
+SIZES = [
+    "Add", "And", "Cast", "CastLike", "Ceil", "Concat", "Constant", "ConstantOfShape", "Div", "Equal", "Expand",
+    "Floor", "Gather", "Greater", "Identity", "Less", "Max", "MemcpyFromHost", "MemcpyToHost", "Min", "Mod", "Mul",
+    "Neg", "Not", "Or", "Range", "ReduceProd", "Reshape", "Shape", "Size", "Slice", "Split", "Squeeze", "Sub",
+    "Unsqueeze", "Where",
+]
+# fmt: on
 """What exporters write to compute a shape, whose numbers the processor needs."""
 
 
