@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import groupby
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +10,7 @@ import onnx
 import pytest
 from support import attention_models
 from support.small_graphs import Array, run
+from support.turns import in_turns
 
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
@@ -23,6 +25,9 @@ CASES = [
     ("masked", "dy18", False),
 ]
 RUNS = [("rocm", True), ("cuda", False), ("cuda", True), ("cpu", False), ("migraphx", True)]
+TURNS = [
+    (case, [run for _, run in runs]) for case, runs in groupby(in_turns(CASES, RUNS, each=2), lambda turn: turn[0])
+]
 TOLERANCE = {False: 2e-5, True: 2e-2}
 """Of the spread: fp32 associates sums differently; fp16 rounds every tensor to 11 bits, through two layers at most
 (UNet: some twenty)."""
@@ -81,13 +86,16 @@ def optimized(path: Path, target: str, fp16: bool, folder: Path) -> tuple[onnx.M
     return onnx.load(folder / "model.onnx"), report
 
 
-@pytest.mark.parametrize(("name", "exporter", "dynamic"), CASES, ids=lambda value: str(value))
-def test_attention(request: pytest.FixtureRequest, tmp_path: Path, name: str, exporter: str, dynamic: bool) -> None:
+@pytest.mark.parametrize(("case", "runs"), TURNS, ids=["-".join(map(str, case)) for case, _ in TURNS])
+def test_attention(
+    request: pytest.FixtureRequest, tmp_path: Path, case: tuple[str, str, bool], runs: list[tuple[str, bool]]
+) -> None:
+    name, exporter, dynamic = case
     path = attention_models.export(name, exporter, dynamic, request.config.cache.mkdir("exports"))
     original = onnx.load(path)
     feeds = [feeds_of(original, 2, 10, 1)] + ([feeds_of(original, 3, 130, 2)] if dynamic else [])
     wanted = [run(original, each)[0] for each in feeds]
-    for target, fp16 in RUNS:
+    for target, fp16 in runs:
         proto, report = optimized(path, target, fp16, tmp_path)
         assert report.misses == []
         assert report.operators_raised["Attention"] == ATTENTIONS.get(name, 1)

@@ -9,6 +9,7 @@ import pytest
 from support import decomposed_exports
 from support.expected_fusions import without_phases
 from support.parity import compare
+from support.turns import in_turns
 
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
@@ -42,11 +43,11 @@ CASES = [("unet", "de18", True), ("unet", "de18raw", True), ("text_encoder", "de
          ("vae_decoder", "de18", False), ("vae_decoder", "de18raw", False)]  # fmt: skip
 
 
-@pytest.mark.parametrize("target", PROVIDER_NAMES)
-@pytest.mark.parametrize(("kind", "exporter", "dynamic"), CASES, ids=str)
+@pytest.mark.parametrize(("case", "target"), in_turns(CASES, PROVIDER_NAMES, each=2))
 def test_a_decomposed_program_is_the_model_that_it_was(
-    request: pytest.FixtureRequest, tmp_path: Path, kind: str, exporter: str, dynamic: bool, target: str
+    request: pytest.FixtureRequest, tmp_path: Path, case: tuple[str, str, bool], target: str
 ) -> None:
+    kind, exporter, dynamic = case
     cache = request.config.cache.mkdir("exports")
     plain = load_model(decomposed_exports.export(kind, "ts17", dynamic, cache), kind)
     wanted = optimize_model(plain, OptimizeOptions(load_target(target))).operators

@@ -94,8 +94,8 @@ def config_beside(text: str, folder: Path) -> None:
     prediction_beside(folder / "model.safetensors")
 
 
-BUDGET = 20_000
-"""Characters that a reader is given, of one or two seconds."""
+BUDGET = 10_000
+"""Characters that a reader is given, of half a second or one."""
 
 READERS: dict[str, tuple[tuple[str, ...], Callable[[str, Path], object]]] = {
     "prompt of A1111": (PROMPT, lambda text, _: read_prompt(text, "a1111")),

@@ -19,6 +19,7 @@ from support.exports import Case
 from support.full_exports import weightless
 from support.optimized_models import optimized
 from support.parity import compare
+from support.turns import in_turns
 
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
@@ -53,12 +54,12 @@ CASES = [
     *(Case(family, "dy18", dynamic=False) for family in ("sd2", "vae_encoder", "openclip", "text2")),
 ]
 """Those that other tests trace too."""
+WHOLE = [Case(family, "ts17") for family in ("sd1", "clip", "vae_decoder")]
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
-def test_tiny_families(exported: Callable[[Case], Path], case: Case) -> None:
-    for fp16 in (False, True):
-        check(optimized(exported, case, "migraphx", fp16)[0])
+@pytest.mark.parametrize(("case", "fp16"), in_turns(CASES, (False, True), whole=WHOLE), ids=str)
+def test_tiny_families(exported: Callable[[Case], Path], case: Case, fp16: bool) -> None:
+    check(optimized(exported, case, "migraphx", fp16)[0])
 
 
 @pytest.mark.parametrize("name", ["sd15", "vae_encoder", "vae_decoder", "clip_l"])
