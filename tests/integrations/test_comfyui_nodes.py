@@ -20,12 +20,15 @@ from sdort.integrations import optimized_models
 from sdort.integrations.comfyui import nodes, unet_folder
 from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
+from sdort.integrations.optimized_models import Making
 from sdort.optimizer.command import optimize
 from sdort.pipelines.configs import read_config, write_json
-from sdort.providers import CPU
+from sdort.providers import CPU, PROVIDERS
+from sdort.providers.provider import Provider
 from sdort.tuning.store import Store
 from sdort.warmup.command import warm
 
+DECODED = "vae_decoder vae_encoder"
 TOLERANCE = 1e-4
 """fp32 on both sides, outputs of about 1: 3e-6 is seen, and a wrong tensor gives 0.01 and more."""
 
@@ -260,6 +263,27 @@ def test_a_vae_that_is_short_of_memory_says_it_as_torch_does(
 def test_images_that_are_no_numbers_are_refused(made: tuple[Path, Any]) -> None:
     with pytest.raises(ParityError, match="no numbers"):
         make_vae(made[0], CPU).first_stage_model.decode(latents() * float("nan"))
+
+
+@pytest.mark.parametrize("provider", PROVIDERS.values(), ids=PROVIDERS)
+@pytest.mark.parametrize("precision", ["auto", "fp16", "fp32"])
+def test_a_vae_is_in_fp16_only_where_it_is_asked_for(
+    provider: Provider, precision: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """SDXL's own overflows there; a UNet of its own accord is in fp16 on a GPU."""
+
+    def made(_: Path, making: Making) -> Path:
+        raise UsageError(f"{making.provider} {making.precision} {' '.join(making.components)}")
+
+    monkeypatch.setattr(nodes, "_chosen", lambda _: provider)
+    monkeypatch.setattr(nodes, "optimized_model", made)
+    for folder in ("vae", "checkpoints"):
+        (tmp_path / "models" / folder / "my.safetensors").write_bytes(b"one")
+    usual = "fp16" if provider.on_gpu else "fp32"
+    for node, components, auto in ((nodes.LoadVAE, DECODED, "fp32"), (nodes.LoadCheckpoint, "unet", usual)):
+        with pytest.raises(UsageError) as refused:
+            node().load("my.safetensors", provider.name, precision)
+        assert refused.value.message == f"{provider.name} {auto if precision == 'auto' else precision} {components}"
 
 
 def test_a_checkpoint_is_made_once(made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
