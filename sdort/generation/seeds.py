@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from itertools import islice
 
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import NUM_IMAGES, SEED
@@ -17,23 +18,22 @@ def read_seeds(seeds: int | str | Iterable[int]) -> tuple[int, ...]:
     Raises:
         UsageError: something else, none, or more than images of a run.
     """
-    found = _read_text(seeds) if isinstance(seeds, str) else [seeds] if not isinstance(seeds, Iterable) else list(seeds)
+    given = _read_text(seeds) if isinstance(seeds, str) else seeds if isinstance(seeds, Iterable) else [seeds]
+    found = list(islice(given, NUM_IMAGES.high + 1))  # an iterable may have no end
     if not found:
         raise UsageError("--seed has no number", hint="Give one, such as 7, or several, such as 1,5,10-20.")
     if len(found) > NUM_IMAGES.high:
-        raise UsageError(f"--seed has {len(found):,} numbers, at most {NUM_IMAGES.high:,} are taken")
+        raise UsageError(f"--seed has more than {NUM_IMAGES.high:,} numbers", hint="Give fewer, or run twice.")
     return SEED.check_all(found)
 
 
-def _read_text(text: str) -> list[object]:
-    found: list[object] = []
+def _read_text(text: str) -> Iterator[object]:
     for part in filter(None, (part.strip() for part in text.split(","))):
         first, dash, last = part.partition("-")
         if not dash or not first:
-            found.append(SEED.parse(part))
+            yield SEED.parse(part)
             continue
         begin, end = (SEED.check(SEED.parse(number.strip())) for number in (first, last))
         if end < begin or end - begin >= NUM_IMAGES.high:
             raise UsageError(f"--seed {part}: a range goes up, and has at most {NUM_IMAGES.high:,} numbers")
-        found += range(begin, end + 1)
-    return found
+        yield from range(begin, end + 1)

@@ -6,6 +6,7 @@ import hashlib
 import json
 import zlib
 from dataclasses import fields
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -396,6 +397,13 @@ def test_a_record_that_is_none_is_told(texts: dict[str, str], message: str, tmp_
 )
 def test_seeds_are_numbers_lists_and_ranges(given: Any, seeds: tuple[int, ...]) -> None:
     assert read_seeds(given) == seeds
+
+
+@pytest.mark.parametrize("given", [count(), range(10**12), "1-9000," * 1000])
+def test_no_more_seeds_are_read_than_a_run_has_images(given: Any) -> None:
+    """Some of these have no end, or none that memory would hold."""
+    with pytest.raises(UsageError, match="more than 10,000 numbers"):
+        read_seeds(given)
 
 
 @pytest.mark.parametrize("given", ["", "a", "5-1", "1-20000", "-3", "1--3", "1.5", -1, [], "1-"])
