@@ -102,7 +102,7 @@ def tuning() -> Iterator[CacheEntry]:
         with suppress(BundleError):
             entry = CacheEntry(TUNING, name, entry.path, entry.bytes, round(age(store.read(name))))
         yield entry
-    if os.path.isfile(tuning_table()):
+    if os.path.isfile(tuning_table()) and not tuning_table().is_symlink():
         yield _entry(TUNING, tuning_table())
 
 

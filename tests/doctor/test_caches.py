@@ -174,6 +174,18 @@ def test_a_link_is_not_followed(cache: Path, tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "file").exists()
 
 
+@pytest.mark.parametrize("name", sorted({name.partition("/")[0] + "/" + name.split("/")[1] for name in OURS}))
+def test_a_link_is_no_entry_whatever_it_is_called(name: str, cache: Path, tmp_path: Path) -> None:
+    """It is listed nowhere, and stays as what it leads to does."""
+    (tmp_path / "elsewhere").mkdir()
+    kept = (cache / name).rename(tmp_path / "elsewhere" / "kept")
+    (cache / name).symlink_to(kept)
+    assert cache / name not in {entry.path for entry in sdort.list_cache().entries}
+    sdort.clean_cache()
+    assert (cache / name).is_symlink()
+    assert kept.exists()
+
+
 def test_the_commands(cache: Path) -> None:
     def run(*arguments: str) -> str:
         done = CliRunner().invoke(cli, ["cache", *arguments])

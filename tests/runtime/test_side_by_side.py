@@ -81,3 +81,30 @@ def test_the_first_refusal_is_raised_when_all_are_over(monkeypatch: pytest.Monke
     with pytest.raises(ProviderError, match="unet is refused"):
         opened(monkeypatch, create)
     assert sorted(over) == sorted(NAMES)
+
+
+@pytest.mark.parametrize("refused", NAMES)
+def test_what_is_refused_before_a_session_is_made_falls_back_as_one_that_fails(
+    refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And ends none of the others."""
+    asked = {name: (Path(name), RuntimeOptions("cpu")) for name in NAMES}
+
+    def prepare(path: Path, name: str, *_: Any) -> Callable[[], Any]:
+        if name == refused:
+            raise ProviderError("it has no kernel")
+        return lambda: name.upper()
+
+    def open_or_fall_back(path: Path, name: str, provider: Any, options: Any, opening: Callable[[], Any]) -> Any:
+        try:
+            return opening(), None
+        except ProviderError as error:
+            return "on the CPU", error.message
+
+    monkeypatch.setattr(side_by_side, "prepare_session", prepare)
+    monkeypatch.setattr(side_by_side, "open_or_fall_back", open_or_fall_back)
+    events: list[str] = []
+    sessions = open_side_by_side(asked, CPU, events.append)
+    ends = {name: ("on the CPU", "it has no kernel") if name == refused else (name.upper(), None) for name in NAMES}
+    assert sessions == ends
+    assert sorted(events) == sorted({*NAMES} - {refused})
