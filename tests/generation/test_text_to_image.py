@@ -677,3 +677,42 @@ def test_what_was_tuned_is_kept_for_every_stage_and_every_shape(monkeypatch: pyt
     steered: Any = replace(request, control=("c",), guidance_scale=1.0)  # type: ignore[arg-type]
     keep_tuning.keep_generated(pipeline, [steered])
     assert [(case.component, case.batch) for case, _ in cases] == [("unet", 2)] * 2 + [(CONTROLNET, 2)] * 2
+
+
+# Refiners
+
+
+@pytest.mark.parametrize("fits", [True, False])
+def test_the_refiner_is_that_of_the_request(fits: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one before stays open for the next request that names it, where memory has room for both."""
+    opened: list[str] = []
+
+    def open_one(folder: Any) -> Any:
+        opened.append(folder.path.name)
+        return SimpleNamespace(
+            folder=folder,
+            _conditions=lambda requests, stages: [["condition"] * len(requests)],
+            _recurrence=lambda *_: None,
+            _denoise_batch=lambda *_: None,
+            _denoised=lambda *_: np.full((1, 4, 2, 2), len(folder.path.name), np.float32),
+        )
+
+    monkeypatch.setattr(module, "open_refiner", lambda path, _: SimpleNamespace(path=path))
+    monkeypatch.setattr(module, "remark_on_base", lambda *_, **__: None)
+    monkeypatch.setattr(module, "fits_beside", lambda *_: fits)
+    base = made(refiner=None, refined_by=None)
+    base.__dict__.update(_opened_refiner=open_one, _close_unet=lambda: opened.append("closed"))
+    stage: Any = SimpleNamespace(size=(16, 16), refines=True)
+
+    def refined(name: str) -> Any:
+        batch = module.DenoisedBatch([0], [], None, np.zeros((1, 4, 2, 2), np.float32))  # type: ignore[arg-type]
+        request = Request("a", refiner=Path(name), refiner_start=0.8)
+        [result] = list(base._refined([request], stage, iter([batch]), lambda _: None))
+        assert base.refined_by is not None
+        assert base.refined_by.path == Path(name)
+        return result.latents[0, 0, 0, 0]
+
+    assert [refined(name) for name in ("one", "one", "other", "one")] == [3, 3, 5, 3]
+    names = ["one", "other", "one"] if fits else ["one", "one", "other", "one"]
+    assert [name for name in opened if name != "closed"] == names
+    assert opened.count("closed") == (0 if fits else 4)
