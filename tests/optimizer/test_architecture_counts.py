@@ -153,7 +153,9 @@ def test_parts_of_both_halves_of_a_vae(component: str, change: dict[str, Any], s
 def test_an_image_encoder_ends_where_its_projections_take_it(kinds: str, hidden_act: str) -> None:
     from sdort.model.component_names import PLAIN as whole
 
-    made = [{"kind": whole} if kind == "w" else {"kind": "plus", "depth": 2 + index} for index, kind in enumerate(kinds)]
+    made = [
+        {"kind": whole} if kind == "w" else {"kind": "plus", "depth": 2 + index} for index, kind in enumerate(kinds)
+    ]
     found = architecture({"projections": made, "num_hidden_layers": 5, "hidden_act": hidden_act}, "image_encoder")
     layers = 5 if "w" in kinds else 4
     # Two norms a layer, one before them, one of the pooled state; the first layer's first norm follows no sum.
