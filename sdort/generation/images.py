@@ -152,7 +152,9 @@ def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) ->
         OutputError: the folder cannot be made or written, or a file exists and ``overwrite`` is not set.
     """
     if output is None:
-        return _free_paths(Path(f"sdort-{seed}.png"), count)
+        paths = _free_paths(Path(f"sdort-{seed}.png"), count)
+        _check_place(paths[0])
+        return paths
     return free_for_output(numbered(output, count), overwrite)
 
 

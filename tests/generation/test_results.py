@@ -14,6 +14,7 @@ from support.infotext import read_infotext, record
 
 from sdort.errors import OutputError, UsageError
 from sdort.errors.plain_text import one_line
+from sdort.generation import images
 from sdort.generation.images import (
     Generated,
     constant_problem,
@@ -138,6 +139,26 @@ def test_names_by_default_are_those_of_the_first_seed(tmp_path: Path, monkeypatc
     Path("sdort-7.png").symlink_to("nowhere")  # a name that is taken, though nothing is there
     Path("sdort-7-run2.png").touch()
     assert free_path(Path("sdort-7.png")) == Path("sdort-7-run3.png")
+
+
+@pytest.mark.parametrize("output", [None, "a.png", "new/a.png", "there/a.png"])
+def test_a_folder_that_cannot_be_written_is_told_before_anything_is_computed(
+    output: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the file is named or not, in the nearest folder that there is."""
+    asked: list[Path] = []
+
+    def refuse(path: Path) -> None:
+        asked.append(path.resolve().parent)
+        raise OutputError("a read-only file system")
+
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "there").mkdir()
+    monkeypatch.setattr(images, "check_writable", refuse)
+    for overwrite in (False, True):
+        with pytest.raises(OutputError, match="read-only"):
+            output_paths(Path(output) if output else None, 7, 2, overwrite)
+    assert asked == [tmp_path / ("there" if output == "there/a.png" else "")] * 2
 
 
 def test_what_exists_is_told_with_how_many_more(tmp_path: Path) -> None:
