@@ -76,12 +76,8 @@ def test_a_page_escapes_its_title_and_leaves_out_what_is_empty() -> None:
     assert "<meta http-equiv='Content-Security-Policy' content=\"default-src 'none'; " in text
     assert "<body><h1>&lt;t&gt;</h1>\n<dl><dt>&lt;n&gt;</dt><dd>&lt;v&gt;</dd></dl>\n<picture>" in text
     # The first one that fits is shown: what asks for more stands before what asks for less.
-    media = [
-        "(max-width: 640px) and (prefers-color-scheme: dark)",
-        "(max-width: 640px)",
-        "(prefers-color-scheme: dark)",
-    ]
-    assert re.findall("<source media='(.*?)'", text) == media
+    narrow, dark = "(max-width: 640px)", "(prefers-color-scheme: dark)"
+    assert re.findall("<source media='(.*?)'", text) == [f"{narrow} and {dark}", narrow, dark]
     phone = "<source media='(max-width: 640px) and (prefers-color-scheme: dark)'"
     assert f"{phone} srcset='data:image/svg+xml;base64,bmlnaHQ='>" in text
     assert "srcset='data:image/svg+xml;base64,ZGFyaw=='" in text
