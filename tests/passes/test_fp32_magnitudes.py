@@ -1,4 +1,4 @@
-"""How large a tensor is, and whether fp16 holds it: each operator's magnitude from those of its inputs, and each walk."""
+"""How large a tensor is, and whether fp16 holds it: each operator's magnitude from its inputs', and each walk."""
 
 from __future__ import annotations
 
@@ -162,7 +162,8 @@ RESULTS: dict[str, tuple[str, dict[str, Magnitude], Magnitude]] = {
 
 def editor_of(body: str) -> Editor:
     used = {name: values for name, values in CONSTANTS.items() if re.search(rf"[(,] ?{name}\b", body)}
-    inputs = "float[3, 9, 2] x, float[3, 9, 2] z, float[3, 2, 4] v, float[3, 16] few, float[3, 17] more17, bool[3, 9, 2] b, int64[1] sizes"
+    inputs = "float[3, 9, 2] x, float[3, 9, 2] z, float[3, 2, 4] v, float[3, 16] few, float[3, 17] more17"
+    inputs += ", bool[3, 9, 2] b, int64[1] sizes"
     return edit(f"g ({inputs}) => (float[] y) {{ {body} }}", used)
 
 
