@@ -12,6 +12,7 @@ import pytest
 from support.small_graphs import load
 
 from sdort.errors import BadModelError, UsageError
+from sdort.model.component_names import PLAIN
 from sdort.optimizer import expected
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import Expectation, check_expected, config_misses, fused_forms
@@ -151,10 +152,8 @@ def test_parts_of_both_halves_of_a_vae(component: str, change: dict[str, Any], s
 @pytest.mark.parametrize("hidden_act", ["quick_gelu", "gelu"])
 @pytest.mark.parametrize("kinds", ["w", "p", "ww", "wp", "pp"])
 def test_an_image_encoder_ends_where_its_projections_take_it(kinds: str, hidden_act: str) -> None:
-    from sdort.model.component_names import PLAIN as whole
-
     made = [
-        {"kind": whole} if kind == "w" else {"kind": "plus", "depth": 2 + index} for index, kind in enumerate(kinds)
+        {"kind": PLAIN} if kind == "w" else {"kind": "plus", "depth": 2 + index} for index, kind in enumerate(kinds)
     ]
     found = architecture({"projections": made, "num_hidden_layers": 5, "hidden_act": hidden_act}, "image_encoder")
     layers = 5 if "w" in kinds else 4
@@ -164,13 +163,13 @@ def test_an_image_encoder_ends_where_its_projections_take_it(kinds: str, hidden_
     for projection in made:
         depth = int(projection.get("depth", 0))
         # Norms of the image's states, of the queries, of the network, and the last one.
-        norms += 3 * depth + 1 if depth else 2 * ("w" in kinds)
+        # A plain one has the norm of an image's tokens and that of no image's.
+        norms += 3 * depth + 1 if depth else 2
         sums += 2 * depth - 1 if depth else 0
         cross += depth
-    gelus = {"quick_gelu": cross * 0, "gelu": cross}
+    gelus = {"quick_gelu": 0, "gelu": cross}
     gelus[hidden_act] += layers
     counts = {"conv": 1, "attention_self": layers, "attention_cross": cross, "layer_norm": norms, **gelus}
-    # A plain projection has one norm itself; the other is the one of the pooled state, which they share.
     wanted = Counter(counts) + Counter(skip_layer_norm=sums)
     assert +found == +wanted
 

@@ -6,11 +6,12 @@ import numpy as np
 import pytest
 from support.small_graphs import edit, load
 
-from sdort.optimizer.remaining import needless_transposes
+from sdort.optimizer.remaining import _is_inner, _meets_inverse, _reason, needless_transposes
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import conclusion
 from sdort.providers import load_target
+from sdort.rewrite.apply import DISABLED, Outcome, Unfused
 from sdort.rewrite.decomposed import find_decomposed
 
 ATTENTION = """t = Transpose <perm = [0, 1, 3, 2]> (k)  s = MatMul (q, t)  c = Mul (s, scale)  {0}
@@ -197,3 +198,114 @@ def test_the_keys_of_an_attention_are_no_image() -> None:
 def test_needless_transposes(body: str, target: str, count: int) -> None:
     editor = edit(f"graph (float[2, 3, 4, 5] x) => (float[a, b, c, d] y) {{ {body} }}")
     assert len(needless_transposes(editor, load_target(target))) == count
+
+
+PLACES_OF: dict[str, tuple[str, dict[str, Outcome], str]] = {
+    "nothing said": ("attention", {}, ""),
+    "a rule of another kind": ("attention", {"gelu": Outcome("gelu", declined={"too wide": 3})}, ""),
+    "a name of no rule": ("attention", {"nothing": Outcome("nothing", declined={"too wide": 3})}, ""),
+    "what the target declined": (
+        "attention", {"multi_head_attention": Outcome("m", declined={"too wide": 3, "a mask": 5, "odd": 4})},
+        "a mask; odd",
+    ),
+    "misses and no others": (
+        "attention",
+        {"multi_head_attention": Outcome("m", left=[
+            Unfused("m", "a", "other", 1, 1, applicable=True, kind="o"),
+            Unfused("m", "b", "missed", 1, 1, applicable=True, miss=True, kind="k"),
+            Unfused("m", "c", "other", 1, 1, applicable=True, kind="o"),
+        ])},
+        "missed",
+    ),
+    "a disabled one by its option, miss or not": (
+        "attention",
+        {
+            "attention_to_standard": Outcome("a", left=[
+                Unfused("a", name, DISABLED, 1, 1, applicable=False, kind=DISABLED) for name in ("a", "b")
+            ]),
+            "multi_head_attention": Outcome("m", declined={"too wide": 1}),
+        },
+        "--disable attention_to_standard; too wide",
+    ),
+    "two rules of one kind together": (
+        "attention",
+        {
+            "attention_to_standard": Outcome("s", declined={"both": 2, "first": 3}),
+            "multi_head_attention": Outcome("m", declined={"both": 2}),
+        },
+        "both; first",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "outcomes", "words"), PLACES_OF.values(), ids=PLACES_OF)
+def test_reasons_are_those_of_the_kind_s_rules_most_frequent_first(
+    kind: str, outcomes: dict[str, Outcome], words: str
+) -> None:
+    assert _reason(kind, load_target("rocm"), outcomes) == words
+
+
+@pytest.mark.parametrize(
+    ("kind", "operator"),
+    [
+        ("group norm", "GroupNorm"),
+        ("RMS norm", "SimplifiedLayerNormalization"),
+        ("Gelu", "Gelu"),
+        ("attention", "MultiHeadAttention"),
+        ("layer norm", ""),
+    ],
+)
+def test_a_kernel_that_a_kind_needs_is_named_where_it_lacks(kind: str, operator: str) -> None:
+    lacking = load_target("rocm").without(f"com.microsoft.{operator}")
+    said = Outcome("multi_head_attention", declined={"a mask": 1})
+    assert _reason(kind, lacking, {said.name: said}) == (f"rocm has no kernel for {operator}" if operator else "")
+
+
+TO_LAST, TO_FIRST = "Transpose <perm = [0, 2, 3, 1]>", "Transpose <perm = [0, 3, 1, 2]>"
+LAYOUTS = {
+    "inside": (f"r = Relu (x)  t = {TO_LAST} (r)  y = Softmax (t)", True),
+    "back inside": (f"r = Relu (x)  t = {TO_FIRST} (r)  y = Softmax (t)", True),
+    "another order": ("r = Relu (x)  t = Transpose <perm = [0, 2, 1, 3]> (r)  y = Softmax (t)", False),
+    "behind an input that is cast": (f"r = Cast <to = 1> (x)  i = Identity (r)  t = {TO_LAST} (i)  y = Softmax (t)",
+                                     False),
+    "behind a result that is cast": (f"a = Relu (x)  r = Cast <to = 1> (a)  t = {TO_LAST} (r)  y = Softmax (t)", True),
+    "before an output through both": (f"r = Relu (x)  t = {TO_LAST} (r)  c = Cast <to = 1> (t)  y = Identity (c)",
+                                      False),
+    "an output and a reader": (f"r = Relu (x)  y = {TO_LAST} (r)  z = Softmax (y)", False),
+    "cast for two readers": (f"r = Relu (x)  t = {TO_LAST} (r)  c = Cast <to = 1> (t)  y = Softmax (c)  z = Relu (t)",
+                             True),
+    "a product's operand alone": (f"r = Relu (x)  t = {TO_LAST} (r)  y = MatMul (r, t)", False),
+    "a product's operand and more": (f"r = Relu (x)  t = {TO_LAST} (r)  y = MatMul (r, t)  z = Softmax (t)", True),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "counts"), LAYOUTS.values(), ids=LAYOUTS)
+def test_images_change_their_layout_inside_of_a_graph(body: str, counts: bool) -> None:
+    editor = edit(f"graph (float[2, 3, 4, 5] x) => (float[a, b, c, d] y) {{ {body} }}")
+    (node,) = (node for node in editor.graph.nodes if node.op == "Transpose")
+    assert _is_inner(editor, node) == counts
+
+
+BETWEEN = {
+    "nothing": (f"t = {TO_LAST} (x)  y = {TO_FIRST} (t)", True),
+    "the same again": (f"t = {TO_LAST} (x)  y = {TO_LAST} (t)", False),
+    "many that know no layout": (
+        f"t = {TO_FIRST} (x)  a = Relu (t)  b = Mul (a, a)  c = Cast <to = 1> (b)  y = {TO_LAST} (c)", True,
+    ),
+    "on one of two ways": (
+        f"t = {TO_FIRST} (x)  a = Softmax (t)  b = Relu (t)  c = Mul (b, b)  z = Neg (a)  y = {TO_LAST} (c)", True,
+    ),
+    "a product": (f"t = {TO_FIRST} (x)  a = MatMul (t, t)  y = {TO_LAST} (a)", False),
+    "another domain's": (f"t = {TO_FIRST} (x)  a = com.microsoft.Gelu (t)  y = {TO_LAST} (a)", False),
+    "more than sixty": (
+        f"t = {TO_FIRST} (x)  a0 = Relu (t)  "
+        + "  ".join(f"a{n + 1} = Relu (a{n})" for n in range(64)) + f"  y = {TO_LAST} (a64)", False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("body", "counts"), BETWEEN.values(), ids=BETWEEN)
+def test_a_transpose_meets_its_inverse(body: str, counts: bool) -> None:
+    editor = edit(f"graph (float[2, 3, 4, 5] x) => (float[a, b, c, d] y) {{ {body} }}")
+    node = next(node for node in editor.graph.nodes if node.op == "Transpose")
+    assert _meets_inverse(node) == counts
