@@ -151,7 +151,7 @@ def _twin(name: str) -> str:
 
 def _widen_attributes(node: onnx.NodeProto) -> None:
     for attribute in node.attribute:
-        if node.op_type == "Cast" and attribute.name == "to" and attribute.i == TensorProto.FLOAT16:
+        if attribute.name in ("to", "dtype") and attribute.i == TensorProto.FLOAT16:
             attribute.i = TensorProto.FLOAT
         if attribute.HasField("t") and attribute.t.data_type == TensorProto.FLOAT16:
             values = numpy_helper.to_array(attribute.t).astype(np.float32)
