@@ -204,6 +204,12 @@ PLACES_OF: dict[str, tuple[str, dict[str, Outcome], str]] = {
     "nothing said": ("attention", {}, ""),
     "a rule of another kind": ("attention", {"gelu": Outcome("gelu", declined={"too wide": 3})}, ""),
     "a name of no rule": ("attention", {"nothing": Outcome("nothing", declined={"too wide": 3})}, ""),
+    "what the target declined for a rule that may leave its places": (
+        "attention", {"packed_attention": Outcome("p", declined={"too wide": 3})}, "",
+    ),
+    "what the target declined for a lowering": (
+        "Gelu", {"gelu_to_standard": Outcome("g", declined={"too wide": 3})}, "too wide",
+    ),
     "what the target declined": (
         "attention", {"multi_head_attention": Outcome("m", declined={"too wide": 3, "a mask": 5, "odd": 4})},
         "a mask; odd",
