@@ -13,7 +13,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from sdort.model.fact import Fact
+from sdort.model.fact import NOTHING, Fact
 from sdort.model.symbolic import Dim, is_known, symbol
 from sdort.rewrite.inference.facts import RULES
 from sdort.rewrite.inference.rules import Rules, as_dtype
@@ -26,7 +26,9 @@ def dims_of(text: str | None) -> tuple[Dim, ...] | None:
 
 
 def fact(text: str) -> Fact:
-    """The fact that a text states."""
+    """The fact that a text states; ``absent`` is an input that is left out."""
+    if text == "absent":
+        return NOTHING
     parts = re.fullmatch(r"(\w+)(?:\[(.*?)\])?(?:\{(.*)\})?", text)
     assert parts is not None, text
     dtype = None if parts[1] == "none" else np.dtype(parts[1])
@@ -45,8 +47,10 @@ def plain(fact: Fact) -> Fact:
 def ask(op: str, attributes: dict[str, Any], inputs: list[str], outputs: int, **constants: Any) -> list[Fact] | None:
     """The rule's answer; ``constants`` are the values of inputs by index, as ``at2``."""
     tensors = [
-        gs.Constant(f"c{i}", constants[f"at{i}"]) if f"at{i}" in constants else gs.Variable(f"x{i}")
-        for i in range(len(inputs))
+        gs.Constant(f"c{i}", constants[f"at{i}"])
+        if f"at{i}" in constants
+        else gs.Variable("" if text == "absent" else f"x{i}")
+        for i, text in enumerate(inputs)
     ]
     node = gs.Node(op, "node", attributes, tensors, [gs.Variable(f"y{i}") for i in range(outputs)])
     answer = RULES[op](node, [fact(text) for text in inputs])
@@ -237,6 +241,7 @@ RESHAPING: list[Row] = [
     ("Squeeze", {}, ["float16[B, 1, 3, 1]", "int64[2]{-1, 1}"], ["float16[B, 3]"]),
     ("Squeeze", {"axes": [-3]}, ["float16[B, 1, 3, 1]"], ["float16[B, 3, 1]"]),
     ("Squeeze", {}, ["float16[2, 1, 3, 1]"], ["float16[2, 3]"]),
+    ("Squeeze", {}, ["float16[2, 1, 3, 1]", "absent"], ["float16[2, 3]"]),
     ("Squeeze", {}, ["float16[B, 1, 3, 1]"], ["float16"]),
     ("Squeeze", {}, ["float16[B, 1, 3, 1]", "int64[2]"], ["float16[U, U]"]),
     ("Squeeze", {}, ["float16[2, 1, 3, 1]", "int64[1]"], ["float16[U, U, U]"]),
@@ -273,6 +278,7 @@ RESHAPING: list[Row] = [
     ("Transpose", {}, ["float16"], ["float16"]),
     ("Pad", {}, ["float16[B, 3]", "int64[4]{1, 2, 4, 8}"], ["float16[B + 5, 13]"]),
     ("Pad", {}, ["float16[B, 3]", "int64[4]{1, 2, 4, 8}", "float16[]"], ["float16[B + 5, 13]"]),
+    ("Pad", {}, ["float16[B, 3, H]", "int64[6]{1, 2, 4, 8, 0, -1}"], ["float16[B + 9, 5, H + 3]"]),
     ("Pad", {}, ["float16[B, 3]", "int64[4]{1, 2, 4, 8}", "float16[]", "int64[2]"], None),
     ("Pad", {}, ["float16[B, 3]", "int64[2]{1, 2}"], None),
     ("Pad", {}, ["float16[B, 3]", "int64[4]"], None),
