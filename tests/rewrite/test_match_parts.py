@@ -105,6 +105,9 @@ def test_a_cast_of_an_unknown_type_counts() -> None:
     hidden = gs.Variable("hidden")
     editor.graph.nodes[0].inputs[0] = hidden
     assert behind_casts(editor, editor.graph.outputs[0]) == (editor.graph.outputs[0], [])
+    unknown = gs.Variable("unknown")
+    gs.Node("Cast", "cast", {}, [editor.graph.inputs[0]], [unknown])
+    assert behind_casts(editor, unknown) == (unknown, [])
 
 
 def test_one_tensor_is_itself_or_a_constant_of_equal_value() -> None:
@@ -169,6 +172,8 @@ g (float[B, 6] x, int64[1] z) => (float[] y, float[] w, int64[2] out) <int64[1] 
         ("y = Reshape (n, s)  w = Reshape (x, s)  out = Shape (x)", False),
         ("y = Reshape (n, s)  w = Neg (x)  out = Add (s, c)", False),
         ("t = Add (s, c)  y = Reshape (n, t)  w = Neg (x)  out = Add (t, s)", False),
+        ("t = Add (s, c)  y = Reshape (n, t)  w = Neg (x)  out = Add (t, c)", False),
+        ("out = Add (s, c)  y = Reshape (n, out)  w = Neg (x)", False),
     ],
 )
 def test_sizes_that_only_return_into_a_match(body: str, returns: bool) -> None:
@@ -246,6 +251,16 @@ def test_the_precision_of_a_match_is_the_widest_of_its_floats() -> None:
         assert [cast.outputs[0].name for cast in match.casts.values()] == ["d"]
         assert [node.op for node in match.removed] == ["Abs", "Neg", "Cast"]
         assert found(editor, pattern) is None
+
+
+def test_whole_numbers_have_no_precision_and_an_unknown_type_hides_it() -> None:
+    editor = edit("g (float16[4] t) => (float16[4] r, int64[1] s) { s = Shape (t)  r = Dropout (t) }")
+    shape, dropout = editor.graph.nodes
+    dropout.outputs.append(gs.Variable.empty())
+    assert Match(editor, nodes={0: shape}).precision() is None
+    assert Match(editor, nodes={0: shape, 1: dropout}).precision() == HALF
+    dropout.outputs.append(gs.Variable("unknown"))
+    assert Match(editor, nodes={0: shape, 1: dropout}).precision() is None
 
 
 def test_a_copy_of_a_match_goes_on_by_itself() -> None:
