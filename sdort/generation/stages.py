@@ -120,7 +120,7 @@ def _stage(
         option = f"--{name.replace('_', '-')}"
         raise UsageError(
             f"{option} {share:g} of {schedule} steps leaves none to take: the image would stay as it is",
-            hint=f"Take {option} {1.05 / schedule:.2g} or more, or more steps.",
+            hint=f"Take {option} {min(1.05 / schedule, 1.0):.2g} or more, or more steps.",
         )
     first = (schedule - steps) * counts.order
     part = Part(first, begin=begin, masked=masked)

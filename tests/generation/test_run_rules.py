@@ -58,6 +58,7 @@ def test_seeds_in_the_last_lines(seeds: list[int], text: str) -> None:
         ("7", (7,)),
         (" 1 , 5,, 10 - 12 ,", (1, 5, 10, 11, 12)),
         ("4-4", (4,)),
+        ("70000-70002", (70000, 70001, 70002)),
         ("0-9999", tuple(range(10_000))),
         ("5-4", "--seed 5-4: a range goes up"),
         ("0-10000", "at most 10,000 numbers"),
