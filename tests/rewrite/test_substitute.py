@@ -9,6 +9,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import edit, operators
 
+from sdort.errors import BadModelError
 from sdort.model.symbolic import Shape, symbol
 from sdort.rewrite.editor import Editor, live_nodes, sort_nodes
 from sdort.rewrite.match import Progress, Refusal, find
@@ -193,6 +194,38 @@ def test_nodes_that_were_appended_last_are_taken_out() -> None:
     editor.node("Cos", stray.outputs)
     with pytest.raises(AssertionError):
         _discard(editor, [stray])
+
+
+def test_what_is_made_has_the_outputs_and_the_domain_of_after() -> None:
+    editor = edit("g (float[2, 3, 8] t, float[8] g) => (float[2, 3, 8] r) { n = Neg (t)  r = Abs (n) }")
+    before = "g (float[N, S, C] x) => (float[N, S, C] y) { n = Neg (x)  y = Abs (n) }"
+    after = """g (float[N, S, C] x) => (float[N, S, C] y) {
+        y, , , sum = com.microsoft.SkipLayerNormalization (x, x, g)
+    }"""
+    gamma = editor.graph.inputs[1]
+    assert rewrite(editor, before, after, {"g": gamma, "unused": 3}) is None
+    (made,) = editor.graph.nodes[-1:]
+    assert (made.op, made.domain) == ("SkipLayerNormalization", "com.microsoft")
+    assert made.name.startswith("SkipLayerNormalization_")
+    assert [t.name for t in made.outputs] == ["r"]  # nobody reads the sum
+    assert made.inputs[2] is gamma
+
+
+def test_a_result_that_the_pattern_does_not_have_is_none() -> None:
+    editor = edit("g (float[4] t) => (float[4] r) { n = Neg (t)  r = Abs (n) }")
+    after = "g (float[N] x) => (float[N] y, float[N] more) { more = Sin (x)  y = Cos (more) }"
+    assert rewrite(editor, BEFORE.replace("N, C", "N"), after) is None
+    editor.finish()
+    assert operators(editor) == {"Cos": 1, "Sin": 1}
+
+
+def test_a_cycle_is_told_with_its_place() -> None:
+    for name, told in (("loop", "loop"), ("", "Abs")):
+        a, b = gs.Variable("a"), gs.Variable("b")
+        nodes = [gs.Node("Abs", name, {}, [a], [b]), gs.Node("Abs", name, {}, [b], [a])]
+        with pytest.raises(BadModelError, match="the graph has a cycle") as caught:
+            sort_nodes(nodes, "vae_decoder")
+        assert (caught.value.component, caught.value.node) == ("vae_decoder", told)
 
 
 def test_a_producer_takes_over_one_of_its_outputs() -> None:

@@ -153,7 +153,7 @@ class Facts:
             return standard_call(node.op, self.opset, *self._parts(node))
         operator = find_operator(node.domain, node.op)
         if operator is None:
-            raise LookupError(f"no file of sdort/operators/ is {node.domain}.{node.op}")
+            raise LookupError(f"no file of sdort/operators/ is {node.domain or 'ai.onnx'}.{node.op}")
         return operator.call(*self._parts(node))
 
     def _parts(self, node: gs.Node) -> tuple[list[Fact | None], list[bool], dict[str, Any]]:
