@@ -288,9 +288,9 @@ def _bisect(run: _Run, comparisons: Sequence[Comparison]) -> None:
         except SdortError as error:  # the comparisons are worth reporting without it
             run.result.missing.append(f"{component}: --bisect cannot tell: {error.message}")
     if not outputs and not all(comparison.passed for comparison in comparisons):
-        run.result.notes.append(
-            f"{comparisons[0].component}: nothing to bisect, it differs from torch and not from the ONNX original"
-        )
+        known = run.original is not None and comparisons[0].component in run.original.models
+        why = "differs from torch and not from the ONNX original" if known else "has no ONNX original to search in"
+        run.result.notes.append(f"{comparisons[0].component}: nothing to bisect, it {why}")
 
 
 def _verify_images(run: _Run, recorded: RecordedRun) -> None:
