@@ -200,6 +200,46 @@ def test_a_contradiction_names_component_and_node() -> None:
     assert (caught.value.component, caught.value.node) == ("unet", "node")
 
 
+@pytest.mark.parametrize(
+    ("op", "attributes", "inputs"),
+    [
+        ("Conv", {"strides": [0, 0]}, "xk"), ("Concat", {}, "xx"), ("Reshape", {}, "nt"),
+        ("Transpose", {"perm": 3}, "x"), ("Gather", {"axis": 0}, "ni"),
+    ],
+)  # fmt: skip
+def test_whatever_a_rule_stumbles_over_is_the_models_fault(op: str, attributes: dict[str, Any], inputs: str) -> None:
+    """Divisions by 0, missing keys, numbers that do not fit, wrong types, places that are not there."""
+    facts, t = table(
+        x=Fact(HALF, (2, 4, 6, 6)), k=Fact(HALF, (3, 4, 1, 1)), n=Fact(INT64, (2,), (1, 2)),
+        t=Fact(INT64, (1,), (3,)), i=Fact(INT64, (1,), (9,)),
+    )  # fmt: skip
+    with pytest.raises(BadModelError, match=f"of this {op} do not fit together"):
+        infer(facts, op, [t[name] for name in inputs], **attributes)
+
+
+def test_inference_learns_sizes_and_names_those_that_it_cannot_tell() -> None:
+    tokens = symbol("tokens")
+    facts, t = table(
+        x=Fact(HALF, (B, tokens)),
+        y=Fact(HALF, (W, 5)),
+        open=Fact(INT64, (2,)),
+        z=Fact(HALF, (2, tokens)),
+        g=Fact(HALF, (4,)),
+    )
+    (joined,) = infer(facts, "MatMul", [t["x"], t["y"]])
+    assert joined == Fact(HALF, (B, 5))
+    assert facts.shape(t["x"]) == (B, W)
+    assert facts.shape(t["z"]) == (2, W)
+    made = gs.Variable("made")
+    node = gs.Node("Reshape", "node", {}, [t["x"], t["open"]], [made])
+    for _ in range(2):
+        facts.infer(node)
+        assert facts.shape(made) == (symbol("?made.0"), symbol("?made.1"))
+    (bias,) = infer(facts, "BiasGelu", [t["x"], t["g"]], domain="com.microsoft")
+    assert bias == Fact(HALF, (B, W))
+    assert infer(facts, "Unheard", [t["x"]], domain="com.microsoft") == [NOTHING]
+
+
 def test_outputs_without_a_name_are_not_kept() -> None:
     facts, t = table(x=Fact(HALF, (2, 3)))
     node = gs.Node("Dropout", "node", {}, [t["x"]], [gs.Variable("y"), gs.Variable.empty()])
