@@ -53,12 +53,16 @@ def read_names(names: Iterable[str]) -> dict[str, Dim]:
 
 
 def size_at(name: str, sizes: Mapping[str, int]) -> int | None:
-    """The size that a name stands for where its parts are known; None if it has others, or is no arithmetic."""
-    tree = _parse(name)
-    parts = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)} if tree else {name}
-    if not parts <= sizes.keys():
-        return None
-    size = _size(tree, lambda part: sizes[part])
+    """The size that a name stands for where it, or each of its parts, is known; None where one is not."""
+    if name in sizes:
+        return sizes[name]
+
+    def part_size(part: str) -> Dim:
+        if part not in sizes:
+            raise _Unreadable
+        return sizes[part]
+
+    size = _size(_parse(name), part_size)
     return size if isinstance(size, int) else None
 
 

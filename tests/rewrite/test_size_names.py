@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from fractions import Fraction
+from itertools import product
 
 import onnx
 import pytest
@@ -13,7 +14,7 @@ from support.small_graphs import evaluate, parse
 from sdort.model.symbolic import Dim, Shape, atoms, is_known, is_natural, symbol
 from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
-from sdort.rewrite.size_names import HIGHEST_POWER, LONGEST_NAME, read_names
+from sdort.rewrite.size_names import HIGHEST_POWER, LONGEST_NAME, read_names, size_at
 
 B, H, W = (symbol(name) for name in "bhw")
 PARTS = ["b", "h", "w"]
@@ -224,3 +225,33 @@ def test_two_sizes_without_a_name_need_not_be_equal() -> None:
     sizes = [*(found["x"] or ()), *(found["z"] or ())]
     assert len(set(sizes)) == 4
     assert not any(map(is_known, sizes))
+
+
+FORMULAS = [
+    "a", "2*a + b", "a - b", "a*b", "(a + b)//3", "(a*b)/b", "floor(a/2 + 1/2)", "ceiling(a/4)", "ceil(a/4)", "a**3",
+    "-a + 2*b", "(a + 1)**2//(b + 1)", "a/3*3", "(a/2)/3", "a//2//3", "((a/4) - (b/3))*12",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_a_name_at_numbers_is_what_python_computes(name: str) -> None:
+    functions = {"floor": math.floor, "ceiling": math.ceil, "ceil": math.ceil, "__builtins__": {}}
+    for a, b in product((1, 2, 5, 7, 12), (1, 3, 4)):
+        exact = eval(name, functions, {"a": Fraction(a), "b": Fraction(b)})
+        assert size_at(name, {"a": a, "b": b, "more": 9}) == math.floor(exact), (name, a, b)
+
+
+@pytest.mark.parametrize(
+    ("name", "sizes", "size"),
+    [
+        ("a + b", {"a": 2}, None), ("batch size", {"batch size": 3}, 3), ("batch size", {"batch": 3}, None),
+        ("sequence-length", {"sequence-length": 5}, 5), ("Max(1, h)", {"h": 5}, None), (" a ", {"a": 3}, 3),
+        ("a/(a - a)", {"a": 3}, None), ("a//0", {"a": 3}, None), ("7", {}, 7), ("a/b", {"a": 7, "b": 2}, 3),
+        ("0*a", {"a": 5}, 0), (f"a**{HIGHEST_POWER}", {"a": 2}, 2**HIGHEST_POWER),
+        (f"a**{HIGHEST_POWER + 1}", {"a": 2}, None), ("a**0", {"a": 2}, None),
+        ("2*a", {"2*a": 6}, 6), ("floor(a/2)", {"a": 7}, 3), ("floor(a/2)", {"b": 7}, None), ("floor", {"floor": 2}, 2),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_sizes_of_names_where_their_parts_are_known(name: str, sizes: dict[str, int], size: int | None) -> None:
+    assert size_at(name, sizes) == size
