@@ -20,6 +20,8 @@ _RELATIVES = {
     **dict.fromkeys(("gfx1101", "gfx1102", "gfx1103"), ("gfx1100", "11.0.0")),
 }
 OVERRIDE = "HSA_OVERRIDE_GFX_VERSION"
+_RENUMBERING = ("HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL")
+"""Variables by which ROCm shows a program some of the GPUs, in another order (ROCm's "GPU isolation techniques")."""
 
 # The oldest Linux driver for CUDA's major versions (CUDA release notes, table "minor version compatibility").
 _OLDEST_DRIVERS = {12: 525, 13: 580}
@@ -156,7 +158,7 @@ def architecture_problem(
     gpus = amd_gpus(system) if provider.architectures and not system.environ.get(OVERRIDE) else []
     if not gpus:
         return None
-    renumbered = any(system.environ.get(f"{kind}_VISIBLE_DEVICES") for kind in ("HIP", "ROCR", "CUDA", "GPU_DEVICE"))
+    renumbered = any(map(system.environ.get, _RENUMBERING))
     used = gpus if renumbered or device_id >= len(gpus) else [gpus[device_id]]
     known = set(provider.architectures)
     if not any(gpu.architecture in known for gpu in used) and library:

@@ -128,9 +128,12 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
                 f"{self.component} takes at most {positions} tokens, and these are {input_ids.shape[1]}",
                 hint="Encode a longer prompt in pieces, and join what comes of them (compel does).",
             )
-        if input_ids.numel() and not 0 <= int(input_ids.min()) <= int(input_ids.max()) < words:
+        if not input_ids.numel():
+            return
+        least, most = int(input_ids.min()), int(input_ids.max())
+        if not 0 <= least <= most < words:
             raise UsageError(
-                f"{self.component} knows the tokens 0 to {words - 1}, and not {int(input_ids.max())}",
+                f"{self.component} knows the tokens 0 to {words - 1}, and not {least if least < 0 else most}",
                 hint="For new words (textual inversion) take text_encoder='torch'.",
             )
 
