@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from sdort.providers import PROVIDER_NAMES
+
+if TYPE_CHECKING:
+    from sdort.inspection.command import ModelDiff
 
 _EPILOG = """\b
 Examples:
@@ -32,21 +36,27 @@ Examples:
     is_flag=True,
     help="Open each component on the given --provider, and show where ONNX Runtime puts its nodes.",
 )
+@click.option("--exit-code", is_flag=True, help="With --diff: exit with 1 where anything differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], placement: bool, as_json: bool) -> None:
+def command(
+    paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], placement: bool, exit_code: bool, as_json: bool
+) -> None:
     """Show the operators, inputs, outputs and weights of a model.
 
     PATH is an .onnx file or a folder: a pipeline's components, and models that are none. Operators that only ONNX
-    Runtime or sdort has, the fused ones, are marked with *. Weights are not read.
+    Runtime or sdort has, the fused ones, are marked with *. Only --diff reads weights: it says first what computes
+    something else, by the structure of the graphs, whatever their nodes are called.
     """
     if len(paths) != 1 + diff:
         raise click.UsageError("--diff compares two paths" if diff else "give one path, or two with --diff")
+    if exit_code and not diff:
+        raise click.UsageError("--exit-code is for --diff")
     if placement and (diff or len(providers) != 1):
         raise click.UsageError("--placement wants one --provider, and no --diff")
     if placement:
         _place(paths[0], providers[0], as_json)
     elif diff:
-        _compare(paths[0], paths[1], as_json)
+        _compare(paths[0], paths[1], exit_code, as_json)
     else:
         _inspect(paths[0], providers, as_json)
 
@@ -67,18 +77,26 @@ def _inspect(path: Path, providers: tuple[str, ...], as_json: bool) -> None:
     conclude(rewriting_verdict(inspection.components))
 
 
-def _compare(before: Path, after: Path, as_json: bool) -> None:
-    from sdort.console import conclude, emit_json, show
+def _compare(before: Path, after: Path, exit_code: bool, as_json: bool) -> None:
+    from sdort.console import emit_json
     from sdort.inspection.command import compare
-    from sdort.inspection.component_tables import change_tables, change_verdict
 
     diff = compare(before, after)
     if as_json:
         emit_json(diff)
-        return
-    for table in change_tables(diff.components):
+    else:
+        _show_differences(diff)
+    if exit_code and diff.differ:
+        click.get_current_context().exit(1)
+
+
+def _show_differences(diff: ModelDiff) -> None:
+    from sdort.console import conclude, show
+    from sdort.inspection.component_tables import change_tables, change_verdict
+
+    for table in change_tables(diff.components, diff.places):
         show(table)
-    conclude(change_verdict(diff.components))
+    conclude(change_verdict(diff.components, diff.places))
 
 
 def _place(path: Path, provider: str, as_json: bool) -> None:

@@ -130,3 +130,9 @@ class RegressionError(SdortError):
     """Something takes longer than it did, by more than noise and the stated margin."""
 
     exit_code = 8
+
+
+class CancelledError(SdortError):
+    """A caller ended its call: :attr:`sdort.generation.typed_options.GenerationOptions.cancel`."""
+
+    exit_code = 130

@@ -7,11 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from sdort.console import progress, say
-from sdort.errors import ParityError
+from sdort.errors import ParityError, UsageError
 from sdort.errors.option_types import typed
 from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.canvas import make_canvas
@@ -31,7 +32,8 @@ from sdort.generation.result import Generation, Image, PeakMemory, joined
 from sdort.generation.running_controls import record_control
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
-from sdort.generation.typed_options import GenerationOptions, LoadOptions, OnProgress, RunOptions, runtime_options
+from sdort.generation.turns import Turns, refuse_cancelled
+from sdort.generation.typed_options import GenerationOptions, LoadOptions, RunOptions, runtime_options
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
@@ -47,11 +49,14 @@ from sdort.runtime.probe import choose_provider
 from sdort.workload.cases import Case, generation_cases
 
 if TYPE_CHECKING:
-    from typing_extensions import Unpack
+    from typing_extensions import Self, Unpack
 
 
 class Pipeline:
     """A text-to-image pipeline whose models are loaded; :func:`sdort.load` makes it.
+
+    Any number of threads may call it: their calls take turns, in the order in which they come. As a context manager it
+    is closed at the end of the block.
 
     Attributes:
         provider: the name of the execution provider that runs the UNet.
@@ -59,12 +64,34 @@ class Pipeline:
 
     def __init__(self, models: TextToImage, options: RuntimeOptions, load_seconds: float, device: DeviceGrowth) -> None:
         self.provider: str = models.provider.name
-        self._models = models
+        self._loaded: TextToImage | None = models
+        self._turns = Turns()
         self._options = options
         self._load_seconds = load_seconds
         self._device = device
         self._held = 0
         """Bytes of the largest generation until now, which the sessions keep for the next one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the models' memory back. Calls that run or wait end before; later ones are refused.
+
+        Raises:
+            UsageError: it is called from inside of a call of the pipeline.
+        """
+        with self._turns.take():
+            self._loaded = None
+
+    @property
+    def _models(self) -> TextToImage:
+        if self._loaded is None:
+            raise UsageError("the pipeline is closed", hint="Load it again, with sdort.load.")
+        return self._loaded
 
     @property
     def fallback(self) -> str | None:
@@ -88,7 +115,9 @@ class Pipeline:
             The images (uint8 pixels) and the record of the generation.
 
         Raises:
-            UsageError: a value that the pipeline cannot do.
+            UsageError: a value that the pipeline cannot do; or the pipeline is closed, is called from inside of its own
+                call, or was loaded before the process was forked.
+            CancelledError: ``cancel`` was set; the images until then are written, if ``output`` is given.
             ParityError: a stage gave NaN, or an image shows nothing; the other images are written before.
             ProviderError: a run failed.
             OutputError: ``output`` exists or cannot be written.
@@ -99,8 +128,14 @@ class Pipeline:
             >>> result.images[0].pixels.shape
             (64, 64, 3)
         """
+        jobs = plan_jobs(prompt, options)
+        with self._turns.take(jobs[0].cancel):
+            return self._generate_all(jobs)
+
+    def _generate_all(self, jobs: Sequence[Job]) -> Generation:
+        """The images of jobs, which are checked before the first one begins."""
         models, device_id = self._models, self._options.device_id
-        jobs = [job.for_pipeline(models.folder) for job in plan_jobs(prompt, options)]
+        jobs = [job.for_pipeline(models.folder) for job in jobs]
         paths, needed = plan_paths(jobs) if jobs[0].output else None, 0
         for job in jobs:
             settings = job.requests[0]
@@ -139,7 +174,7 @@ class Pipeline:
         owners = [request for request in requests for _ in range(request.num_images)]
         images: list[Image] = []
         bad: list[tuple[Request, Generated]] = []
-        with _shown_progress(owners, stages, job.on_progress) as watch:
+        with _shown_progress(owners, stages, job) as watch:
             # Each is written as soon as it is done: what ends the rest does not take it away.
             for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile)):
                 watch.image_done()
@@ -346,10 +381,8 @@ def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
 
 
 @contextmanager
-def _shown_progress(
-    owners: list[Request], stages: Sequence[Stage], on_progress: OnProgress | None
-) -> Iterator[StepProgress]:
-    """The progress of a generation, on a bar and by ``on_progress``.
+def _shown_progress(owners: list[Request], stages: Sequence[Stage], job: Job) -> Iterator[StepProgress]:
+    """The progress of a job, on a bar and by its ``on_progress``; where it ends if the job is cancelled.
 
     Args:
         owners: the request of each image.
@@ -361,10 +394,11 @@ def _shown_progress(
 
         def moved(amount: float) -> None:
             advance(amount)
-            if on_progress:
-                on_progress(watch.done, watch.total)
+            if job.on_progress:
+                job.on_progress(watch.done, watch.total)
+            refuse_cancelled(job.cancel)
 
-        watch.on_step = moved
+        watch.on_step, watch.on_tile = moved, partial(refuse_cancelled, job.cancel)
         yield watch
 
 

@@ -7,6 +7,7 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
@@ -212,9 +213,7 @@ def _free_paths(path: Path, count: int) -> list[Path]:
 
 
 def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int, *, overwrite: bool = False) -> Path:
-    """Write a PNG with its parameters inside: never a part of one. Its folder is made where it is missing.
-
-    The text chunks are ``parameters`` (for people and other programs) and ``sdort`` (``record`` as JSON).
+    """Write a PNG as :func:`write_png`: never a part of one. Its folder is made where it is missing.
 
     Returns:
         ``path``; or :func:`free_path`, which is told, where another program has put a file there since it was planned,
@@ -222,6 +221,28 @@ def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int, *, 
 
     Raises:
         OutputError: it cannot be written.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OutputError(f"cannot make {path.parent}: {error.strerror or error}") from error
+    target = path
+    while True:
+        try:
+            with staged_output(target, overwrite=overwrite) as file:
+                write_png(file, pixels, record, seed)
+            break
+        except FileExistsError:
+            target = free_path(path)
+    if target != path:
+        warn(f"another program has written {path} meanwhile: this image is {target}")
+    return target
+
+
+def write_png(file: BinaryIO, pixels: Array, record: GenerationRecord, seed: int) -> None:
+    """Write a PNG with its parameters inside to an open file.
+
+    The text chunks are ``parameters`` (for people and other programs) and ``sdort`` (``record`` as JSON).
     """
     from PIL import Image, PngImagePlugin
 
@@ -231,18 +252,4 @@ def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int, *, 
     if record.fallback:
         kept["fallback"] = _without_folders(kept["fallback"])
     texts.add_text("sdort", json.dumps(kept))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make {path.parent}: {error.strerror or error}") from error
-    target = path
-    while True:
-        try:
-            with staged_output(target, overwrite=overwrite) as file:
-                Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)
-            break
-        except FileExistsError:
-            target = free_path(path)
-    if target != path:
-        warn(f"another program has written {path} meanwhile: this image is {target}")
-    return target
+    Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from typing import Any, cast
 
 from sdort.console import say
@@ -46,6 +47,7 @@ class Job:
     output: Path | None
     overwrite: bool
     on_progress: OnProgress | None
+    cancel: Event | None
     previews: PreviewOptions
     unsaid: frozenset[str] = frozenset()
     """Fields of the requests that the caller left to the pipeline."""
@@ -203,6 +205,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         prompt = settings.pop("prompt", prompt)
     output = settings.pop("output", None)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
+    cancel = settings.pop("cancel", None)
     wanted = {name: settings.pop(name, None) for name in PREVIEW_OPTIONS}
     previews = PreviewOptions(**{name: value for name, value in wanted.items() if value is not None})
     texts = {name: settings.pop(name) or "" for name in PROMPTS if name in settings}
@@ -221,7 +224,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         find_scheduler(request.scheduler)
     requests = [replace(one, seed=seed) for one in each_prompt(prompt, request, texts) for seed in seeds]
     path = None if output is None else Path(output)
-    return Job(requests, path, overwrite, on_progress, previews, unsaid, drawn)
+    return Job(requests, path, overwrite, on_progress, cancel, previews, unsaid, drawn)
 
 
 def _read_files(settings: dict[str, Any]) -> None:

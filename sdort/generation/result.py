@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import BinaryIO
 
 from sdort.console import document
-from sdort.generation.images import output_paths, save_png
+from sdort.errors import UsageError
+from sdort.generation.images import output_paths, save_png, write_png
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.inspection.profile import Placement
 from sdort.model.signature import Array
@@ -31,13 +33,19 @@ class Image:
     """uint8 [height, width, 3], red, green and blue."""
     record: GenerationRecord = field(metadata={"json": None}, repr=False)
 
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path:
-        """Write the image as PNG, with its parameters inside; the path.
+    def save(self, path: str | Path | BinaryIO, *, overwrite: bool = False) -> Path | None:
+        """Write the image as PNG, with its parameters inside, to a path or an open binary file.
+
+        Returns:
+            The path; None of an open file.
 
         Raises:
             UsageError: ``path`` is no ``.png`` file.
             OutputError: it cannot be written, or exists and ``overwrite`` is off.
         """
+        if not isinstance(path, str | Path):
+            write_png(path, self.pixels, self.record, self.seed)
+            return None
         [target] = output_paths(Path(path), self.seed, 1, overwrite)
         return save_png(target, self.pixels, self.record, self.seed, overwrite=overwrite)
 
@@ -70,21 +78,28 @@ class Generation(GenerationRecord):
     """Where each component's operators ran, if that was asked for."""
     placement_remarks: list[str] = field(default_factory=list, metadata={"json": None})
 
-    def save(self, output: str | Path | None = None, *, overwrite: bool = False) -> list[Path]:
-        """Write all images as PNG files with their parameters inside.
+    def save(self, output: str | Path | BinaryIO | None = None, *, overwrite: bool = False) -> list[Path]:
+        """Write all images as PNG files with their parameters inside, or the one image to an open binary file.
 
         Args:
             output: the file of a single image; several get -1, -2, ... before the suffix. By default
-                ``sdort-SEED.png`` in the current folder.
+                ``sdort-SEED.png`` in the current folder. An open file takes one image.
             overwrite: replace files that exist.
 
         Returns:
-            The paths, in the order of the images.
+            The paths, in the order of the images; none of an open file.
 
         Raises:
-            UsageError: ``output`` is no ``.png`` file.
+            UsageError: ``output`` is no ``.png`` file, or an open file and there are several images.
             OutputError: a file cannot be written, or exists and ``overwrite`` is off.
         """
+        if output is not None and not isinstance(output, str | Path):
+            if len(self.images) != 1:
+                raise UsageError(
+                    f"an open file takes one image, and there are {len(self.images)}", hint="Save each of .images."
+                )
+            self.images[0].save(output)
+            return []
         paths = output_paths(Path(output) if output else None, self.seed, len(self.images), overwrite)
         return [
             save_png(path, image.pixels, image.record, image.seed, overwrite=overwrite)

@@ -23,6 +23,8 @@ class StepProgress:
         self.images, self.at_once, self.steps, self.calls = images, at_once, steps, calls
         self.on_step: Callable[[float], None] = lambda amount: None
         """Called after each :meth:`step` with its amount."""
+        self.on_tile: Callable[[], None] = lambda: None
+        """Called before the decoder begins with a tile."""
         self.done = 0
         """UNet calls times images, of all batches."""
         self._first = self._finished = 0
@@ -64,6 +66,7 @@ class StepProgress:
     def tile(self, number: int, tiles: int) -> None:
         """The decoder begins with a tile."""
         self._tile = number, tiles
+        self.on_tile()
 
     def image_done(self) -> None:
         """An image is decoded; after the last of a batch the next batch begins."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, TypedDict, get_type_hints
 
 if TYPE_CHECKING:
@@ -129,6 +130,9 @@ class GenerationOptions(TypedDict, total=False):
     """Replace ``output`` if it exists."""
     on_progress: OnProgress | None
     """Called after each step of a batch with the steps done and in all, times images."""
+    cancel: Event | None
+    """Ends the call with :class:`sdort.errors.CancelledError` soon after another thread has set it: before the next
+    step or tile, or while the call waits for its turn."""
     preview: bool
     """Show every few steps in the terminal what the images will be, or where it shows no pictures in a file beside the
     output."""

@@ -7,14 +7,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdort.console import document
+from sdort.console import document, warn
+from sdort.errors import BadModelError
 from sdort.errors.option_types import typed
-from sdort.inspection.description import Change, Component, compare_components, inspect_path
+from sdort.inspection.description import Change, Component, compare_components, inspect_path, paired_components
 from sdort.onnx_io.components import find_models
 from sdort.pipelines.wrong_input import expect_onnx
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:
+    from sdort.inspection.graph_difference import Place
     from sdort.inspection.profile import Placement
 
 
@@ -38,6 +40,13 @@ class ModelDiff:
     """The second path."""
     components: dict[str, list[Change]]
     """Component -> what differs in it."""
+    places: dict[str, list[Place]]
+    """Component -> places in which it computes something else, from its inputs to its outputs."""
+
+    @property
+    def differ(self) -> bool:
+        """Whether anything differs."""
+        return any(self.components.values()) or any(self.places.values())
 
 
 @document("inspect-placement", 1)
@@ -70,7 +79,10 @@ def inspect(path: str | Path, *, providers: Sequence[str] = PROVIDER_NAMES) -> I
 
 @typed
 def compare(before: str | Path, after: str | Path) -> ModelDiff:
-    """Compare two models or pipelines: operators, weights, opsets, inputs and outputs.
+    """Compare two models or pipelines: what they compute, and operators, weights, opsets, inputs and outputs.
+
+    Nodes correspond by the structure of the graphs, from their inputs and outputs; names make no difference. Weights
+    are read. A folder that is not what its ``sdort.json`` lists is told.
 
     Raises:
         BadModelError: a path holds no model, or a broken or unsafe one.
@@ -79,7 +91,32 @@ def compare(before: str | Path, after: str | Path) -> ModelDiff:
         >>> changes = sdort.compare("model", "fast").components["unet"]
     """
     paths = Path(before), Path(after)
-    return ModelDiff(*paths, compare_components(*(inspect_path(path, ()) for path in paths)))
+    sides = [inspect_path(path, ()) for path in paths]
+    for path, components in zip(paths, sides, strict=True):
+        _remark_on_content(path, components)
+    return ModelDiff(*paths, compare_components(*sides), _places(*sides))
+
+
+def _places(before: Sequence[Component], after: Sequence[Component]) -> dict[str, list[Place]]:
+    from sdort.inspection.graph_difference import differing_places
+    from sdort.onnx_io.load import load_model
+
+    return {
+        name: differing_places(*(load_model(each.path, each.component) for each in (old, new) if each.path))
+        for name, (old, new) in paired_components(before, after).items()
+        if old and new
+    }
+
+
+def _remark_on_content(path: Path, components: Sequence[Component]) -> None:
+    """Say that a folder is not what its ``sdort.json`` lists."""
+    from sdort.pipelines.content_check import checked
+
+    try:
+        with checked(path) as content:
+            content.reads([each.path for each in components if each.path])
+    except BadModelError as error:
+        warn(f"{path} is not what its sdort.json lists: {error.message}")
 
 
 @typed

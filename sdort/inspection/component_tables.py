@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from sdort import console
 from sdort.inspection.description import Change, Component, Rewrite, is_fused
+from sdort.inspection.graph_difference import Place
 from sdort.model.domains import MICROSOFT
 from sdort.tables import Table, count_text, counted, share_text, size_text
 
@@ -47,8 +48,11 @@ def rewriting_verdict(components: Sequence[Component]) -> str:
     return "To rewrite: " + "; ".join(f"{what} for {', '.join(names)}" for what, names in providers.items()) + "."
 
 
-def change_tables(changes: Mapping[str, Sequence[Change]]) -> Iterator[Table]:
-    """The differences: a summary of each component, then inputs and outputs; under ``-v`` every number."""
+def change_tables(changes: Mapping[str, Sequence[Change]], places: Mapping[str, Sequence[Place]]) -> Iterator[Table]:
+    """The differences: what computes something else, a summary of each component, inputs and outputs; under ``-v``
+    every place and number."""
+    if any(places.values()):
+        yield _places(places)
     if not any(changes.values()):
         return
     tables = [_change_summary(changes), _operator_changes(changes), _changed_values(changes)]
@@ -57,19 +61,23 @@ def change_tables(changes: Mapping[str, Sequence[Change]]) -> Iterator[Table]:
     yield from (table for table in tables if table.row_count)
 
 
-def change_verdict(changes: Mapping[str, Sequence[Change]]) -> str:
-    """One sentence: ``4 components differ: 376 nodes less, 12.0 MB of weights less, the same inputs and outputs.``"""
-    differing = [name for name, differences in changes.items() if differences]
+def change_verdict(changes: Mapping[str, Sequence[Change]], places: Mapping[str, Sequence[Place]]) -> str:
+    """One sentence: ``4 components differ: in 9 places of what they compute, 376 nodes less, 12.0 MB of weights less,
+    the same inputs and outputs.``"""
+    differing = [name for name in changes if changes[name] or places.get(name)]
     if not differing:
         return "No differences."
     every = [change for differences in changes.values() for change in differences]
     nodes = sum(_difference(change) for change in every if (change.kind, change.name) == ("count", "nodes"))
     size = sum(_difference(change) for change in every if change.kind == "bytes")
     values = sum(change.kind in ("input", "output", "component") for change in every)
+    found = sum(map(len, places.values()))
+    alone = all(changes[name] and changes[name][0].kind == "component" for name in differing)
     parts = [
+        *([] if alone else [f"in {counted(found, 'place')} of what is computed" if found else "the same is computed"]),
         f"{counted(abs(nodes), 'node')} {_more_or_less(nodes)}" if nodes else "as many nodes",
         f"{size_text(abs(size))} of weights {_more_or_less(size)}" if size else "weights of the same size",
-        f"{values} changes of inputs, outputs and components" if values else "the same inputs and outputs",
+        f"{counted(values, 'change')} of inputs, outputs and components" if values else "the same inputs and outputs",
     ]
     verb = "differs" if len(differing) == 1 else "differ"
     return f"{counted(len(differing), 'component')} {verb}: {', '.join(parts)}."
@@ -182,6 +190,19 @@ def _rewrites(components: Sequence[Component]) -> Table:
 
 def _is_opset(rewrite: Rewrite) -> bool:
     return rewrite.operator.startswith("opset ")
+
+
+def _places(places: Mapping[str, Sequence[Place]]) -> Table:
+    table = Table(
+        "What computes something else", ("component", "operator", "what", "node", "other node"), details=("other node",)
+    )
+    rows = [(component, place) for component, found in places.items() for place in found]
+    most = len(rows) if _is_verbose() or len(rows) <= _MOST_ROWS + 1 else _MOST_ROWS
+    for component, place in rows[:most]:
+        table.add_row(component, place.operator, place.what, place.before_name, place.after_name)
+    if len(rows) > most:
+        table.add_row(f"{len(rows) - most} more (-v)", "", "", "", "")
+    return table
 
 
 def _change_summary(changes: Mapping[str, Sequence[Change]]) -> Table:

@@ -230,19 +230,23 @@ def compare_components(before: Sequence[Component], after: Sequence[Component]) 
     A component that only one side has is one change, of the component itself. Two single models are compared whatever
     their components are called.
     """
+    return {
+        name: list(_changes(old, new))
+        if old and new
+        else [Change("component", name, "present" if old else None, "present" if new else None)]
+        for name, (old, new) in paired_components(before, after).items()
+    }
+
+
+def paired_components(
+    before: Sequence[Component], after: Sequence[Component]
+) -> dict[str, tuple[Component | None, Component | None]]:
+    """Components of one name, in order; two single models whatever they are called."""
     if len(before) == len(after) == 1:
-        return {after[0].component: list(_changes(before[0], after[0]))}
+        return {after[0].component: (before[0], after[0])}
     old = {component.component: component for component in before}
     new = {component.component: component for component in after}
-    changes = {}
-    for name in [*old, *(name for name in new if name not in old)]:
-        if name in old and name in new:
-            changes[name] = list(_changes(old[name], new[name]))
-        else:
-            changes[name] = [
-                Change("component", name, "present" if name in old else None, "present" if name in new else None)
-            ]
-    return changes
+    return {name: (old.get(name), new.get(name)) for name in [*old, *(name for name in new if name not in old)]}
 
 
 def _changes(old: Component, new: Component) -> Iterator[Change]:

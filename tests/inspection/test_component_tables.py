@@ -26,11 +26,13 @@ from sdort.inspection.description import (
     _item_size,
     compare_components,
 )
+from sdort.inspection.graph_difference import Place
 from sdort.inspection.profile import Placement, Share, placement_table, remarks, summarize_placement
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.tables import Table
 
+PLACE = Place("attribute", "Conv", "one", "other", "pads: [0] -> [1]")
 ONE = DeclaredTensor("x", "float32", ("b", 4, None))
 
 
@@ -153,24 +155,43 @@ def test_changes_are_found_fact_by_fact() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "words"),
+    ("changes", "places", "words"),
     [
-        ({"a": []}, "No differences."),
-        ({"a": [Change("count", "nodes", 10, 11)]},
-         "1 component differs: 1 node more, weights of the same size, the same inputs and outputs."),
-        ({"a": [Change("count", "nodes", 10, 9)], "b": []},
-         "1 component differs: 1 node less, weights of the same size, the same inputs and outputs."),
-        ({"a": [Change("count", "nodes", 10, 9)], "b": [Change("count", "nodes", 1, 5)]},
-         "2 components differ: 3 nodes more, weights of the same size, the same inputs and outputs."),
-        ({"a": [Change("bytes", "float16", None, 3_000_000), Change("bytes", "float", 7_000_000, None)]},
-         "1 component differs: as many nodes, 4.0 MB of weights less, the same inputs and outputs."),
-        ({"a": [Change("count", "parameters", 1, 2), Change("input", "x", None, "y"), Change("output", "x", "y", "z"),
-                Change("component", "a", None, "present")]},
-         "1 component differs: as many nodes, weights of the same size, 3 changes of inputs, outputs and components."),
+        ({"a": []}, {"a": []}, "No differences."),
+        ({"a": [Change("count", "nodes", 10, 11)]}, {"a": []},
+         "1 component differs: the same is computed, 1 node more, weights of the same size, the same inputs and "
+         "outputs."),
+        ({"a": [], "b": []}, {"b": [PLACE]},
+         "1 component differs: in 1 place of what is computed, as many nodes, weights of the same size, the same inputs "
+         "and outputs."),
+        ({"a": [Change("count", "nodes", 10, 9)], "b": [Change("count", "nodes", 1, 5)]}, {"a": [PLACE], "b": [PLACE]},
+         "2 components differ: in 2 places of what is computed, 3 nodes more, weights of the same size, the same inputs "
+         "and outputs."),
+        ({"a": [Change("bytes", "float16", None, 3_000_000), Change("bytes", "float", 7_000_000, None)]}, {"a": []},
+         "1 component differs: the same is computed, as many nodes, 4.0 MB of weights less, the same inputs and "
+         "outputs."),
+        ({"a": [Change("count", "parameters", 1, 2), Change("input", "x", None, "y"), Change("output", "x", "y", "z")]},
+         {"a": []},
+         "1 component differs: the same is computed, as many nodes, weights of the same size, 2 changes of inputs, "
+         "outputs and components."),
+        ({"a": [Change("component", "a", None, "present")]}, {},
+         "1 component differs: as many nodes, weights of the same size, 1 change of inputs, outputs and components."),
     ],
 )  # fmt: skip
-def test_differences_in_a_sentence(changes: dict[str, list[Change]], words: str) -> None:
-    assert change_verdict(changes) == words
+def test_differences_in_a_sentence(
+    changes: dict[str, list[Change]], places: dict[str, list[Place]], words: str
+) -> None:
+    assert change_verdict(changes, places) == words
+
+
+@pytest.mark.parametrize("verbose", [True, False])
+def test_what_computes_something_else_stands_first(verbose: bool) -> None:
+    console.set_verbosity(console.VERBOSE if verbose else console.NORMAL)
+    first, *_ = change_tables({"a": []}, {"a": [PLACE] * 20, "b": []})
+    assert first.title == "What computes something else"
+    assert cells(first)[0] == ("a", "Conv", "pads: [0] -> [1]", "one", "other")
+    assert first.row_count == (20 if verbose else 15)
+    assert ("6 more (-v)" in cells(first)[-1][0]) != verbose
 
 
 def test_tables_of_differences() -> None:
@@ -182,7 +203,7 @@ def test_tables_of_differences() -> None:
         "b": [Change("operator", "Conv", 1, 3), Change("bytes", "float", 1, 2), Change("operator", "Add", None, 1)],
         "c": [],
     }  # fmt: skip
-    found = {table.title.partition(" (")[0]: cells(table) for table in change_tables(changes)}
+    found = {table.title.partition(" (")[0]: cells(table) for table in change_tables(changes, {})}
     assert found["Differences"] == [
         ("a", "1,000 -> 9", "-3.0 MB", "20 -> 21"), ("b", "", "+1 B", ""), ("c (none)", "", "", "")
     ]  # fmt: skip
@@ -191,9 +212,9 @@ def test_tables_of_differences() -> None:
     ]  # fmt: skip
     assert found["Inputs, outputs, components"] == [("a", "input", "x", "-", "float[1]")]
     assert "Counts" not in found
-    assert list(change_tables({"a": []})) == []
+    assert list(change_tables({"a": []}, {"a": []})) == []
     console.set_verbosity(console.VERBOSE)
-    counts = {table.title: cells(table) for table in change_tables(changes)}["Counts"]
+    counts = {table.title: cells(table) for table in change_tables(changes, {})}["Counts"]
     assert counts[0] == ("a", "count", "nodes", "1,000", "9", "-991")
     assert counts[3] == ("a", "bytes", "float", "5.0 MB", "0 B", "-5.0 MB")
     assert [line[1] for line in counts] == ["count", "version", "bytes", "bytes", "bytes"]

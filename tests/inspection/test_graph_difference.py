@@ -1,0 +1,180 @@
+"""What computes something else is found wherever it is, and names, orders and defaults make no difference."""
+
+from __future__ import annotations
+
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+from click.testing import CliRunner
+from support.changed_models import OPEN, changed_models, copy
+from support.fusion_models import CASES, before_model
+from support.small_graphs import parse, run
+
+import sdort
+from sdort.cli import cli
+from sdort.errors import SdortError
+from sdort.inspection.graph_difference import Place, differing_places
+from sdort.onnx_io.load import from_proto
+from sdort.rewrite.fusion import load_fusions
+
+NUMBERS = ", ".join(str(number) for number in range(64))
+TEXT = f"""g (float[B, 8] x, float[B, 8] v) => (float[B, 8] y, float[B, 8] e)
+    <float[8, 8] w = {{{NUMBERS}}}, float[8] b = {{0, 1, 2, 3, 4, 5, 6, 7}}> {{
+    q = MatMul (x, w)
+    k = Add (q, b)
+    n = LayerNormalization <epsilon = 1e-5> (k, b, b)
+    m = Mul (n, v)
+    c = Concat <axis = 1> (m, k)
+    s = Softmax <axis = -1> (c)
+    z, t = Split <axis = 1, num_outputs = 2> (s)
+    y = Sub (z, t)
+    e = Elu (k)
+}}"""
+
+
+def places(before: onnx.ModelProto | str, after: onnx.ModelProto | str) -> list[Place]:
+    protos = [copy(parse(each) if isinstance(each, str) else each) for each in (before, after)]
+    return differing_places(*(from_proto(proto, None, "test") for proto in protos))
+
+
+ANOTHER_ORDER = "inputs 1, 2 are the same ones in another order"
+CHANGES = {
+    "an attribute": ("epsilon = 1e-5", "epsilon = 1e-3", "attribute", "epsilon: 1e-05 -> 0.001"),
+    "a default": ("Softmax <axis = -1>", "Softmax <axis = 0>", "attribute", "axis: -1 -> 0"),
+    "a default that was not written": ("Elu (k)", "Elu <alpha = 2.0> (k)", "attribute", "alpha: 1 -> 2"),
+    "the order of a Concat": ("(m, k)", "(k, m)", "wiring", ANOTHER_ORDER),
+    "the outputs of a Split": ("Sub (z, t)", "Sub (t, z)", "wiring", ANOTHER_ORDER),
+    "an input of the model": ("MatMul (x, w)", "MatMul (v, w)", "wiring", "another tensor is read"),
+    "what is read": ("Elu (k)", "Elu (q)", "wiring", "another tensor is read"),
+    "a weight": (
+        "{0, 1, 2, 3, 4, 5, 6, 7, 8,",
+        "{0, 1, 2, 3, 4, 5, 6, 7, 9,",
+        "constant",
+        "other values, float32[8, 8]",
+    ),
+    "an operator": ("k = Add", "k = Max", "operators", "1 node (1 Add) -> 1 node (1 Max)"),
+    "one more": ("m = Mul (n, v)", "a = Abs (n)\n m = Mul (a, v)", "operators", "no node -> 1 node (1 Abs)"),
+}
+
+
+@pytest.mark.parametrize(("old", "new", "kind", "what"), CHANGES.values(), ids=CHANGES)
+def test_each_change_is_one_place(old: str, new: str, kind: str, what: str) -> None:
+    assert TEXT.count(old) == 1
+    [place] = places(TEXT, TEXT.replace(old, new))
+    assert (place.kind, place.what) == (kind, what)
+    [back] = places(TEXT.replace(old, new), TEXT)
+    assert back.kind == kind
+    assert "->" not in what or set(back.what.split(": ")[-1].split(" -> ")) == set(what.split(": ")[-1].split(" -> "))
+
+
+def test_two_changes_are_two_places_in_their_order() -> None:
+    changed = TEXT.replace("1e-5", "1e-2").replace("(m, k)", "(k, m)").replace("Elu (k)", "Elu <alpha = 0.5> (k)")
+    assert [place.operator for place in places(TEXT, changed)] == ["LayerNormalization", "Concat", "Elu"]
+
+
+def test_names_orders_and_defaults_make_no_difference() -> None:
+    named = re.sub(r"\b([qknmcszt])\b(?! *=? *\d)", r"other_\1", TEXT)
+    assert named != TEXT
+    same = {
+        "names": named,
+        "a default that is written": TEXT.replace("Elu (k)", "Elu <alpha = 1.0> (k)"),
+        "a default that is not": TEXT.replace("LayerNormalization <epsilon = 1e-5>", "LayerNormalization"),
+        "summands": TEXT.replace("Add (q, b)", "Add (b, q)").replace("Mul (n, v)", "Mul (v, n)"),
+    }
+    for name, text in same.items():
+        assert places(TEXT, text) == [], name
+    proto = parse(TEXT)
+    nodes = list(proto.graph.node)
+    order = [0, 1, 8, 2, 3, 4, 5, 6, 7]
+    del proto.graph.node[:]
+    proto.graph.node.extend(nodes[index] for index in order)
+    assert places(TEXT, proto) == []
+
+
+@pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))
+def test_what_is_called_the_same_computes_the_same(name: str) -> None:
+    """Of every graph that is changed anywhere: where no place is found, ONNX Runtime gives the same numbers."""
+    rng, tried = np.random.default_rng([*name.encode()]), 0
+    index = next(index for other, index in CASES if other == name)
+    model = before_model(load_fusions()[name], index, rng)
+    for what, changed in changed_models(model):
+        try:
+            found = places(model, changed)
+        except SdortError:
+            continue
+        tried += 1
+        if found:
+            continue
+        if len(changed.graph.output) != len(model.graph.output):
+            continue  # which the inputs and outputs tell
+        feeds = {
+            info.name: rng.standard_normal([*map(_size, info.type.tensor_type.shape.dim)]).astype(np.float32)
+            for info in model.graph.input
+        }
+        try:
+            wanted, given = run(copy(model), feeds), run(copy(changed), feeds)
+        except Exception:  # one of them does not run at these sizes
+            continue
+        for one, other in zip(wanted, given, strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6, err_msg=what)
+    assert tried > 3
+
+
+def _size(dim: onnx.TensorShapeProto.Dimension) -> int:
+    return dim.dim_value or int(dim.dim_param.removeprefix(OPEN))
+
+
+def test_steps_grow_with_the_graphs() -> None:
+    """Of a chain, whose outputs all differ by its first constant."""
+    counts = []
+    for length in (100, 200):
+        lines = "\n".join(f"t{n + 1} = {random.Random(n).choice(['Relu', 'Abs', 'Neg'])} (t{n})" for n in range(length))
+        text = f"g (float[4] x) => (float[4] t{length}) <float[4] w = {{1, 2, 3, 4}}> {{ t0 = Mul (x, w)\n{lines} }}"
+        from sdort.inspection import graph_difference as module
+
+        calls, real = [0], module._hash
+
+        def counted(*parts: str | bytes, calls: list[int] = calls, real: object = real) -> bytes:
+            calls[0] += 1
+            return real(*parts)  # type: ignore[operator, no-any-return]
+
+        module._hash = counted  # type: ignore[assignment]
+        try:
+            assert len(places(text, text.replace("{1, 2", "{1, 3"))) == 1
+        finally:
+            module._hash = real
+        counts.append(calls[0])
+    assert counts[1] <= 2 * counts[0]
+
+
+# --- the command ---
+
+
+def saved(folder: Path, text: str) -> Path:
+    folder.mkdir()
+    onnx.save(parse(text), folder / "model.onnx")
+    return folder / "model.onnx"
+
+
+def test_the_command_tells_it_first_and_by_its_exit_code(tmp_path: Path) -> None:
+    one, other = saved(tmp_path / "a", TEXT), saved(tmp_path / "b", TEXT.replace("1e-5", "1e-3"))
+
+    def command(*words: str) -> tuple[int, str]:
+        result = CliRunner().invoke(cli, ["inspect", "--diff", *words])
+        return result.exit_code, result.stdout
+
+    code, text = command(str(one), str(other))
+    assert code == 0
+    assert text.strip().startswith("What computes something else")
+    assert "epsilon: 1e-05 -> 0.001" in text
+    assert text.splitlines()[-1].startswith("1 component differs: in 1 place of what is computed, as many nodes")
+    assert command(str(one), str(other), "--exit-code")[0] == 1
+    assert command(str(one), str(one), "--exit-code") == (0, "No differences.\n")
+    result = CliRunner().invoke(cli, ["inspect", str(one), "--exit-code"])
+    assert (result.exit_code, "--exit-code is for --diff" in result.stderr) == (2, True)
+    assert sdort.compare(one, other).differ
+    assert not sdort.compare(one, one).differ
