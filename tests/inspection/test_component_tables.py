@@ -162,11 +162,11 @@ def test_changes_are_found_fact_by_fact() -> None:
          "1 component differs: the same is computed, 1 node more, weights of the same size, the same inputs and "
          "outputs."),
         ({"a": [], "b": []}, {"b": [PLACE]},
-         "1 component differs: in 1 place of what is computed, as many nodes, weights of the same size, the same inputs "
-         "and outputs."),
+         "1 component differs: in 1 place of what is computed, as many nodes, weights of the same size, the same "
+         "inputs and outputs."),
         ({"a": [Change("count", "nodes", 10, 9)], "b": [Change("count", "nodes", 1, 5)]}, {"a": [PLACE], "b": [PLACE]},
-         "2 components differ: in 2 places of what is computed, 3 nodes more, weights of the same size, the same inputs "
-         "and outputs."),
+         "2 components differ: in 2 places of what is computed, 3 nodes more, weights of the same size, the same "
+         "inputs and outputs."),
         ({"a": [Change("bytes", "float16", None, 3_000_000), Change("bytes", "float", 7_000_000, None)]}, {"a": []},
          "1 component differs: the same is computed, as many nodes, 4.0 MB of weights less, the same inputs and "
          "outputs."),
