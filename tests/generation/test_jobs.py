@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,7 +26,9 @@ from sdort.providers.runtime_options import RuntimeOptions
 
 
 def made(*requests: Request, **values: Any) -> Job:
-    usual: dict[str, Any] = {"output": None, "overwrite": False, "on_progress": None, "previews": PreviewOptions()}
+    usual: dict[str, Any] = {
+        "output": None, "overwrite": False, "on_progress": None, "cancel": None, "previews": PreviewOptions()
+    }  # fmt: skip
     return Job(list(requests), **{**usual, **values})
 
 
@@ -64,11 +67,16 @@ def test_what_is_no_setting_of_a_request_is_the_jobs() -> None:
     def progress(done: float, total: float) -> None:
         pass
 
+    cancel = Event()
     found = plan_job(
         "a",
-        {"output": "x.png", "overwrite": True, "on_progress": progress, "preview": True, "preview_every": 3, "seed": 1},
-    )
+        {
+            "output": "x.png", "overwrite": True, "on_progress": progress, "cancel": cancel, "preview": True,
+            "preview_every": 3, "seed": 1,
+        },
+    )  # fmt: skip
     assert (found.output, found.overwrite, found.on_progress) == (Path("x.png"), True, progress)
+    assert (found.cancel, plan_job("a", {"seed": 1}).cancel) == (cancel, None)
     assert found.previews == PreviewOptions(preview=True, preview_every=3)
     plain = plan_job("a", {"seed": 1, "output": None, "preview_every": None})  # type: ignore[typeddict-item]
     assert (plain.output, plain.overwrite, plain.on_progress, plain.previews) == (None, False, None, PreviewOptions())

@@ -61,7 +61,7 @@ def test_a_line_is_held_to_the_types_of_its_options(name: str, tmp_path: Path) -
 _TEXTS = ("prompt", "negative_prompt", "prompt_2", "negative_prompt_2")
 _SPECIAL: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(("lora", "control", "ip_adapter_image"), ("a.safetensors", 5, [5], {})),
-    **dict.fromkeys(("on_progress", "on_preview"), ("print", 5, [])),
+    **dict.fromkeys(("on_progress", "on_preview", "cancel"), ("print", 5, [])),
     **dict.fromkeys(_TEXTS, (5, [5], {"a": 1}, b"a", True)),
     **dict.fromkeys(("init_image", "mask"), (5, True, ["a.png"], {})),
 }
