@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
 
 from sdort import console
 from sdort.inspection.description import Change, Component, Rewrite, is_fused
@@ -49,7 +50,7 @@ def rewriting_verdict(components: Sequence[Component]) -> str:
 
 
 def change_tables(changes: Mapping[str, Sequence[Change]], places: Mapping[str, Sequence[Place]]) -> Iterator[Table]:
-    """The differences: what computes something else, a summary of each component, inputs and outputs; under ``-v``
+    """The differences: what is computed differently, a summary of each component, inputs and outputs; under ``-v``
     every place and number."""
     if any(places.values()):
         yield _places(places)
@@ -62,7 +63,7 @@ def change_tables(changes: Mapping[str, Sequence[Change]], places: Mapping[str, 
 
 
 def change_verdict(changes: Mapping[str, Sequence[Change]], places: Mapping[str, Sequence[Place]]) -> str:
-    """One sentence: ``4 components differ: in 9 places of what they compute, 376 nodes less, 12.0 MB of weights less,
+    """One sentence: ``4 components differ: computed differently in 9 places, 376 nodes less, 12.0 MB of weights less,
     the same inputs and outputs.``"""
     differing = [name for name in changes if changes[name] or places.get(name)]
     if not differing:
@@ -74,7 +75,7 @@ def change_verdict(changes: Mapping[str, Sequence[Change]], places: Mapping[str,
     found = sum(map(len, places.values()))
     alone = all(changes[name] and changes[name][0].kind == "component" for name in differing)
     parts = [
-        *([] if alone else [f"in {counted(found, 'place')} of what is computed" if found else "the same is computed"]),
+        *([] if alone else [f"computed differently in {counted(found, 'place')}" if found else "the same is computed"]),
         f"{counted(abs(nodes), 'node')} {_more_or_less(nodes)}" if nodes else "as many nodes",
         f"{size_text(abs(size))} of weights {_more_or_less(size)}" if size else "weights of the same size",
         f"{counted(values, 'change')} of inputs, outputs and components" if values else "the same inputs and outputs",
@@ -193,15 +194,21 @@ def _is_opset(rewrite: Rewrite) -> bool:
 
 
 def _places(places: Mapping[str, Sequence[Place]]) -> Table:
+    """A row for places that differ alike; under ``-v`` one for each."""
     table = Table(
-        "What computes something else", ("component", "operator", "what", "node", "other node"), details=("other node",)
-    )
-    rows = [(component, place) for component, found in places.items() for place in found]
-    most = len(rows) if _is_verbose() or len(rows) <= _MOST_ROWS + 1 else _MOST_ROWS
-    for component, place in rows[:most]:
-        table.add_row(component, place.operator, place.what, place.before_name, place.after_name)
-    if len(rows) > most:
-        table.add_row(f"{len(rows) - most} more (-v)", "", "", "", "")
+        "What is computed differently", ("component", ">places", "operator", "what", "node", "other node"),
+        details=("node", "other node"),
+    )  # fmt: skip
+    alike: dict[tuple[str, ...], list[Place]] = {}
+    for component, found in places.items():
+        for place in found:
+            names = (place.before_name, place.after_name) if _is_verbose() else ()
+            alike.setdefault((component, place.operator, place.what, *names), []).append(place)
+    most = len(alike) if _is_verbose() or len(alike) <= _MOST_ROWS + 1 else _MOST_ROWS
+    for (component, operator, what, *_), found in islice(alike.items(), most):
+        table.add_row(component, str(len(found)), operator, what, found[0].before_name, found[0].after_name)
+    if len(alike) > most:
+        table.add_row(f"{len(alike) - most} more (-v)", *[""] * 5)
     return table
 
 

@@ -18,6 +18,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.errors.plain_text import cut
 from sdort.inspection.description import operator_name
+from sdort.model.domains import MICROSOFT
 from sdort.model.model import Model
 from sdort.model.topological_order import topological_order
 from sdort.model.weights import Weight
@@ -344,6 +345,6 @@ def _counted(nodes: Sequence[gs.Node]) -> str:
     """``3 nodes (2 MatMul, 1 Add)``."""
     if not nodes:
         return "no node"
-    counts = Counter(map(operator_name, nodes)).most_common()
+    counts = Counter(operator_name(node).removeprefix(f"{MICROSOFT}.") for node in nodes).most_common()
     shown = ", ".join(f"{count} {name}" for name, count in counts[:3]) + (", ..." if len(counts) > 3 else "")
     return f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} ({shown})"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -162,10 +163,10 @@ def test_changes_are_found_fact_by_fact() -> None:
          "1 component differs: the same is computed, 1 node more, weights of the same size, the same inputs and "
          "outputs."),
         ({"a": [], "b": []}, {"b": [PLACE]},
-         "1 component differs: in 1 place of what is computed, as many nodes, weights of the same size, the same "
+         "1 component differs: computed differently in 1 place, as many nodes, weights of the same size, the same "
          "inputs and outputs."),
         ({"a": [Change("count", "nodes", 10, 9)], "b": [Change("count", "nodes", 1, 5)]}, {"a": [PLACE], "b": [PLACE]},
-         "2 components differ: in 2 places of what is computed, 3 nodes more, weights of the same size, the same "
+         "2 components differ: computed differently in 2 places, 3 nodes more, weights of the same size, the same "
          "inputs and outputs."),
         ({"a": [Change("bytes", "float16", None, 3_000_000), Change("bytes", "float", 7_000_000, None)]}, {"a": []},
          "1 component differs: the same is computed, as many nodes, 4.0 MB of weights less, the same inputs and "
@@ -187,11 +188,19 @@ def test_differences_in_a_sentence(
 @pytest.mark.parametrize("verbose", [True, False])
 def test_what_computes_something_else_stands_first(verbose: bool) -> None:
     console.set_verbosity(console.VERBOSE if verbose else console.NORMAL)
-    first, *_ = change_tables({"a": []}, {"a": [PLACE] * 20, "b": []})
-    assert first.title == "What computes something else"
-    assert cells(first)[0] == ("a", "Conv", "pads: [0] -> [1]", "one", "other")
-    assert first.row_count == (20 if verbose else 15)
-    assert ("6 more (-v)" in cells(first)[-1][0]) != verbose
+    other = [replace(PLACE, what=f"pads: [0] -> [{number}]", before_name=str(number)) for number in range(20)]
+    first, *_ = change_tables({"a": []}, {"a": [PLACE, replace(PLACE, before_name="two"), *other], "b": [PLACE]})
+    assert first.title == "What is computed differently"
+    rows = cells(first)
+    if verbose:
+        assert rows[:2] == [
+            ("a", "1", "Conv", PLACE.what, "one", "other"), ("a", "1", "Conv", PLACE.what, "two", "other")
+        ]  # fmt: skip
+        assert len(rows) == 23
+        return
+    assert rows[0] == ("a", "3", "Conv", PLACE.what, "one", "other")  # with the one of ``other`` that is the same
+    assert len(rows) == 15
+    assert rows[-1][0] == "7 more (-v)"
 
 
 def test_tables_of_differences() -> None:

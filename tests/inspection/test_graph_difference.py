@@ -1,4 +1,4 @@
-"""What computes something else is found wherever it is, and names, orders and defaults make no difference."""
+"""What is computed differently is found wherever it is, and names, orders and defaults make no difference."""
 
 from __future__ import annotations
 
@@ -169,9 +169,9 @@ def test_the_command_tells_it_first_and_by_its_exit_code(tmp_path: Path) -> None
 
     code, text = command(str(one), str(other))
     assert code == 0
-    assert text.strip().startswith("What computes something else")
+    assert text.strip().startswith("What is computed differently")
     assert "epsilon: 1e-05 -> 0.001" in text
-    assert text.splitlines()[-1].startswith("1 component differs: in 1 place of what is computed, as many nodes")
+    assert text.splitlines()[-1].startswith("1 component differs: computed differently in 1 place, as many nodes")
     assert command(str(one), str(other), "--exit-code")[0] == 1
     assert command(str(one), str(one), "--exit-code") == (0, "No differences.\n")
     result = CliRunner().invoke(cli, ["inspect", str(one), "--exit-code"])

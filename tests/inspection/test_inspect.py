@@ -290,8 +290,8 @@ def test_diff_table(plain: Path, fused: Path) -> None:
     assert "Relu -2" in lines
     assert "* QuickGelu +1" in lines
     assert lines[-1] == (
-        "1 component differs: in 2 places of what is computed, 1 node less, 384 B of weights more, the same inputs and "
-        "outputs."
+        "1 component differs: computed differently in 2 places, 1 node less, 384 B of weights more, the same inputs "
+        "and outputs."
     )
     assert not any("Reshape" in line for line in lines)
 
