@@ -29,8 +29,9 @@ Examples:
   sdort cache clean ops temporary
 """,
 )
+@_json
 @click.pass_context
-def command(context: click.Context) -> None:
+def command(context: click.Context, as_json: bool) -> None:
     """Show and remove what is kept between runs.
 
     traces: graphs of architectures, by sdort export. schedules: schedulers as numbers, by sdort run. checked: which
@@ -39,7 +40,9 @@ def command(context: click.Context) -> None:
     temporary: left by commands that were killed.
     """
     if context.invoked_subcommand is None:
-        context.invoke(size, as_json=False)
+        context.invoke(size, as_json=as_json)
+    elif as_json:
+        raise click.UsageError(f"--json goes behind the command: sdort cache {context.invoked_subcommand} --json")
 
 
 @command.command()

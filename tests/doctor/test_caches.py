@@ -195,6 +195,9 @@ def test_the_commands(cache: Path) -> None:
     assert run() == run("size")
     assert run().splitlines()[-1] == "10 entries, 50 B"
     assert json.loads(run("size", "--json"))["schema"] == json.loads(run("list", "--json"))["schema"] == "sdort-cache-1"
+    assert json.loads(run("--json")) == json.loads(run("size", "--json"))
+    refused = CliRunner().invoke(cli, ["cache", "--json", "list"])
+    assert (refused.exit_code, "sdort cache list --json" in refused.stderr) == (2, True)
     assert run("list", "ops").splitlines()[-1] == "1 entry, 11 B"
     assert run("clean", "--older-than", "30d", "--dry-run").splitlines()[-1] == "Would remove 8 entries, 41 B"
     assert json.loads(run("clean", "traces", "--json"))["bytes"] == 6
