@@ -199,7 +199,7 @@ def test_an_event_loop_goes_on_meanwhile(pipeline: sdort.Pipeline) -> None:
     alone = [drawn(pipeline, call) for call in CALLS]
 
     async def all_at_once() -> list[Any]:
-        return await asyncio.gather(*(asyncio.to_thread(drawn, pipeline, call) for call in CALLS))
+        return [*await asyncio.gather(*(asyncio.to_thread(drawn, pipeline, call) for call in CALLS))]
 
     for one, other in zip(asyncio.run(all_at_once()), alone, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -142,7 +142,7 @@ def test_steps_grow_with_the_graphs() -> None:
             calls[0] += 1
             return real(*parts)  # type: ignore[operator, no-any-return]
 
-        module._hash = counted  # type: ignore[assignment]
+        module._hash = counted
         try:
             assert len(places(text, text.replace("{1, 2", "{1, 3"))) == 1
         finally:
