@@ -165,3 +165,56 @@ def test_the_changes_of_a_graph_are_bounded_by_its_nodes(nodes: int) -> None:
         work._spend(_again, editor.graph.nodes[0])
     with pytest.raises(RuntimeError, match=r"undo each other, again at Neg 'Neg\.0' among them"):
         work._spend(_again, editor.graph.nodes[0])
+
+
+def test_a_change_wakes_its_neighbours_and_cuts_off_what_it_no_longer_reads() -> None:
+    """The sum becomes an Abs of its first summand: ``d`` has one reader left, and nobody reads ``f``."""
+    editor = edit("""
+        g (float[4] x) => (float[4] o, float[4] p, float[4] q) {
+            a = Neg (x)  d = Sin (x)  f = Cos (x)  b = Sum (a, d, f)  c = Exp (b)  o = Tan (c)
+            e = Erf (d)  p = Tanh (e)  s = Sqrt (a)  q = Sigmoid (s)
+        }""")
+    nodes = named(editor)
+
+    def to_abs(editor: Editor, node: gs.Node) -> bool:
+        output, first = node.outputs[0], node.inputs[0]
+        node.inputs.clear()
+        inner = editor.op("Relu", [first])
+        editor.op("Floor", [inner])
+        editor.node("Abs", [inner], outputs=[output])
+        return True
+
+    work = _Worklist(editor, [to_abs])
+    work._settled = {id(node) for node in editor.graph.nodes}
+    left = work._left
+    assert work._visit(nodes["b"])
+    assert work._left == left - 1
+    assert sorted(node.op for node in work._waiting.values()) == ["Abs", "Erf", "Exp", "Floor", "Relu"]
+    assert not work._settled & set(work._waiting)
+    assert not nodes["f"].outputs
+    assert nodes["a"].outputs
+    assert nodes["d"].outputs
+    nodes["c"].domain = "elsewhere"
+    assert not work._visit(nodes["c"])
+
+
+def test_a_sweep_infers_what_looks_different_and_then_asks() -> None:
+    inferred: list[str] = []
+    editor = edit("g (float[4] x) => (float[4] o) { a = Neg (x)  o = Tan (a) }")
+    learn = editor.facts.infer
+    editor.facts.infer = lambda node: (inferred.append(node.op), learn(node))[1]  # type: ignore[method-assign]
+    told: list[str] = []
+
+    def rule(editor: Editor, node: gs.Node) -> bool:
+        told.append(node.op)
+        if len(told) == 1:
+            editor.facts.set(node.outputs[0], Fact(None, None, (1, 2, 3, 4)))
+        return False
+
+    work = _Worklist(editor, [rule])
+    assert work.sweep() == 0
+    assert told == ["Neg", "Neg", "Tan"]
+    assert inferred == ["Neg", "Neg", "Tan"]
+    assert work.sweep() == 0
+    assert told == ["Neg", "Neg", "Tan", "Neg", "Tan"]
+    assert inferred == ["Neg", "Neg", "Tan"]  # all are settled
