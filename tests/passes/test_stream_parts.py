@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
-from support.small_graphs import Array, check_step, edit, operators
+from support.small_graphs import Array, Described, check_step, edit, operators
 
+from sdort.model.weights import Scaled
 from sdort.passes import scaled_stream
 from sdort.passes.scaled_stream import FACTOR
 from sdort.rewrite.editor import Editor
@@ -61,8 +62,27 @@ def test_what_is_added_is_scaled_by_its_weights_where_it_has_any(case: tuple[str
         assert scaled_stream.run(editor) == 1
         added = {op: count - before.get(op, 0) for op, count in operators(editor).items() if count != before.get(op, 0)}
         assert added == {"Mul": 1 + products}
+        (norm,) = (node for node in editor.graph.nodes if node.op == "RMSNormalization")
+        assert "h" not in editor.graph.tensors(), "what is scaled has the name of what is not"
+        assert (editor.shape(norm.inputs[0]), editor.dtype(norm.inputs[0])) == ((5, 8), np.float32)
 
     check_step(text, step, weights=weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize("writer", ["MatMul (z, big)", "Gemm (z, big, shift)", "Gather (big, i)"])
+def test_weights_are_scaled_when_they_are_written(writer: str) -> None:
+    big, shift = Described([8, 8], np.float32), Described([8], np.float32)
+    text, weights = graph(f"o = {writer}  h = Add (x, o)  y = {NORM} (h, gamma)")
+    words = writer.replace("(", " ").replace(")", " ").replace(",", " ").split()
+    used = {name: weight for name, weight in {"big": big, "shift": shift}.items() if name in words}
+    editor = edit(text, {**weights, **used})
+    assert scaled_stream.run(editor) == 1
+    node = editor.graph.nodes[0]
+    made = [tensor._values for tensor in node.inputs if isinstance(tensor, gs.Constant)]
+    assert [(type(values), values.factor, list(values.leaves())) for values in made] == [
+        (Scaled, FACTOR, [weight]) for weight in used.values()
+    ]
+    assert node.outputs[0].name != "o"
 
 
 READ_ELSEWHERE = {
