@@ -224,7 +224,12 @@ def _fitting(options: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict
         clash = [name for name in options if name == "hires" or GOES_WITH.get(name) == "hires"]
         reasons |= dict.fromkeys(clash, f"does not go with {_flag(beside)}")
     reasons |= {name: why for name, why in _of_scheduler(there.get("scheduler")).items() if name in options}
-    left = [f"{_flag(name)} {one_line(str(options[name]))} ({why})" for name, why in reasons.items()]
+    # A switch that is off is what is drawn without it too.
+    left = [
+        f"{_flag(name)} {one_line(str(options[name]))} ({why})"
+        for name, why in reasons.items()
+        if options[name] is not False
+    ]
     return {name: value for name, value in options.items() if name not in reasons}, left
 
 

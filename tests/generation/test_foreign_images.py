@@ -391,6 +391,8 @@ def test_a_scheduler_that_there_is_not_is_refused_elsewhere() -> None:
         ({"eta": 0.5}, {"scheduler": "ddim"}, ["eta"], []),
         ({"eta": 0.5}, {}, [], ["--eta 0.5 (the scheduler, which it does not say, takes none)"]),
         ({"strength": 0.5}, {}, [], ["--strength 0.5 (needs --init-image)"]),
+        ({"only_masked": True}, {}, [], ["--only-masked True (needs --mask)"]),
+        ({"only_masked": False, "mask_blur": 0}, {}, [], ["--mask-blur 0 (needs --mask)"]),
     ],
 )  # fmt: skip
 def test_options_of_an_image_that_fit(

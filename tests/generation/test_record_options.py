@@ -14,6 +14,7 @@ from sdort.generation.from_image import REPLAYED, DrawnWith, read_image_options
 from sdort.generation.image_programs import program_of
 from sdort.generation.infotext import read_infotext
 from sdort.generation.input_image import InputImage
+from sdort.generation.request import Request
 
 VALUES: dict[str, Any] = {
     "prompt": "p", "negative_prompt": "n", "prompt_2": "p2", "negative_prompt_2": "n2", "clip_skip": 2,
@@ -96,6 +97,20 @@ def test_a_record_says_which_model_images_and_files_there_were(tmp_path: Path) -
     assert found.files == {"lora": [{"name": "l"}], "control": [{"name": "c"}], "ip_adapter_image": []}
     bare = read_image_options(image(tmp_path, record({}, model=5, init_image="i.png", mask_hash="33")), GIVEN)
     assert (bare.model, bare.model_hash, bare.refiner, bare.images) == (None, "unknown", None, {})
+
+
+def test_of_a_plain_image_nothing_is_left_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its record has every field, those of other tasks empty or off."""
+    plain = Request("p", scheduler="ddim").recorded()
+    files = ("lora", "control", "ip_adapter_image")
+    path = image(
+        tmp_path, {**plain, **dict.fromkeys(files, ()), "scheduler": "DDIMScheduler", "scheduler_name": "ddim"}
+    )
+    found = read_image_options(path, {}).options
+    assert {name: value for name, value in found.items() if name in VALUES and "prompt" not in name} == {
+        "clip_skip": 1, "steps": 50, "guidance_scale": 7.5, "seed": 0, "scheduler": "ddim", "guess_mode": False,
+    }  # fmt: skip
+    assert capsys.readouterr().err == ""
 
 
 def test_another_image_than_that_of_the_record_is_told(capsys: pytest.CaptureFixture[str]) -> None:
