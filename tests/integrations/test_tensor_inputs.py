@@ -415,6 +415,18 @@ def test_a_prompt_that_was_changed_in_place_is_another_one_and_the_first_is_stil
     assert binding.runs == 2
 
 
+def test_a_tensor_on_the_cpu_is_compared_as_numpy_may_have_changed_it() -> None:
+    binding: Any = Binding()
+    kept = KeptPrompts(binding, ("s",), ())
+    values = {"text": torch.zeros(2), "size": torch.zeros(2)}
+    first = kept.of(values, 1)
+    assert kept.of(values, 1) is first
+    for name, runs in (("text", 2), ("size", 3)):
+        values[name].numpy()[1] = 5
+        assert kept.of(values, 1) is not first
+        assert binding.runs == runs
+
+
 class OnGpu:
     """As much of a tensor on a GPU as is asked; to compare it by value would wait for the GPU."""
 

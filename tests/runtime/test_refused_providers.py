@@ -226,6 +226,27 @@ def test_machine_code_is_looked_for_of_the_gpu_that_is_used(tmp_path: Path, monk
     assert [architecture(system, device, LIBRARY) for device in (0, 1)] == ["gfx906", None]
 
 
+@pytest.mark.parametrize(
+    ("gfx", "relative", "value"),
+    [
+        *((name, "gfx1030", "10.3.0") for name in ("gfx1031", "gfx1032", "gfx1034", "gfx1035", "gfx1036")),
+        *((name, "gfx1100", "11.0.0") for name in ("gfx1101", "gfx1102", "gfx1103")), ("gfx1033", "", ""),
+        ("gfx1150", "", ""), ("gfx900", "", ""),
+    ],
+)  # fmt: skip
+def test_each_gpu_that_runs_the_code_of_a_relative_is_told_how(
+    gfx: str, relative: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(availability, "amd_gpus", lambda system: [SimpleNamespace(architecture=gfx, name="A card")])
+    monkeypatch.setattr(availability, "_compiling", lambda provider: "Compile.")
+    provider: Any = SimpleNamespace(architectures=frozenset({"gfx90a", "gfx1030", "gfx1100"}), name="rocm")
+    found = architecture_problem(provider, System(Path("/none"), {}), None)
+    assert found is not None
+    assert found.message == f"rocm has no machine code for {gfx}, A card; it has it for gfx90a, gfx1030, gfx1100"
+    hint = f"export HSA_OVERRIDE_GFX_VERSION={value} lets the GPU run the code for {relative}, which often works"
+    assert found.next_step == (f"{hint} and which AMD does not support. Else: Compile." if relative else "Compile.")
+
+
 @pytest.mark.parametrize("vendor", ["amd", "nvidia", ""])
 def test_problems_of_a_vendor_are_the_most_basic_first(vendor: str, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
