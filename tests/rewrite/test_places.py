@@ -219,3 +219,80 @@ def test_a_fusion_that_matches_its_own_result_is_told() -> None:
     editor = edit("g (float[8] t) => (float[8] r) { r = Neg (t) }")
     with pytest.raises(RuntimeError, match="endless matches its own result again and again"):
         apply_fusion(fusion("endless", before, before, "Neg"), editor)
+
+
+CAST = """
+g (float16[8] t) => (float16[8] r) {
+    c = Cast <to = 1> (t)  a = Sigmoid (c)  d = Cast <to = 10> (a)  r = Mul (t, d)
+}"""
+
+
+@pytest.mark.parametrize(("stage", "fits"), [("raise", True), ("restore", False), ("fuse", False), ("extend", False)])
+def test_casts_are_looked_through_where_no_kernels_are_chosen_yet(stage: str, fits: bool) -> None:
+    tried = fusion(STAGE=stage)
+    editor = edit(CAST)
+    anchor = editor.graph.nodes[1]
+    assert (_attempt(tried, editor, anchor) is None) is fits
+    assert ("found Cast" in _explain(tried, editor, anchor, None).reason) is not fits
+    outcome = apply_fusion(tried, editor)
+    assert outcome.matched == int(fits)
+    assert ("Sigmoid" in operators(editor)) is not fits
+    assert operators(editor).get("Cast", 0) == 2  # what flows in is cast, and what comes out
+
+
+@pytest.mark.parametrize("stage", ["fuse", "extend"])
+def test_only_a_lowering_asks_whether_the_target_runs_what_is_there(stage: str) -> None:
+    editor = edit(CHAIN)
+    outcome = apply_fusion(fusion(STAGE=stage), editor, Without("Tanh"))
+    assert (outcome.matched, outcome.candidates, outcome.declined) == (2, 3, {})
+    assert operators(editor) == {"Add": 1, "Sigmoid": 1, "com.microsoft.QuickGelu": 2}  # nothing dead is left
+
+
+def test_a_lowering_of_a_standard_operator_is_no_answer_to_a_target() -> None:
+    before = "g (float[] x) => (float[] y) { y = Sigmoid (x) }"
+    after = "g (float[] x) => (float[] y) { y = HardSigmoid (x) }"
+    outcome = apply_fusion(fusion(before=before, after=after, STAGE="lower"), edit(CHAIN), Without("Sigmoid"))
+    assert (outcome.matched, outcome.candidates, outcome.declined) == (3, 3, {})
+
+
+@pytest.mark.parametrize(("stage", "declined"), [("fuse", {"no kernel for QuickGelu": 2}), ("extend", {})])
+def test_what_the_target_declines_is_counted_for_each_place_once(stage: str, declined: dict[str, int]) -> None:
+    editor = edit(CHAIN)
+    (outcome,) = apply_stage([fusion(STAGE=stage, MUST_FUSE=True)], editor, Without("QuickGelu"))
+    assert (outcome.matched, outcome.declined) == (0, declined)
+    assert [place.node for place in outcome.misses] == ["Sigmoid.2"]  # the others are the target's business
+    own = apply_stage([fusion(check=lambda match: refuse("never"))], edit(CHAIN), Without())
+    assert own[0].declined == {}
+
+
+def test_each_anchor_has_a_group_of_its_own() -> None:
+    """One anchor's misses are its fusions'; of two that must fuse, the nearer one says why."""
+    add = fusion("add", "g (float[] x) => (float[] y) { s = Abs (x)  y = Add (x, s) }", QUICK, "Add", MUST_FUSE=True)
+    far = fusion("far", "g (float[] x) => (float[] y) { s = Sigmoid (x)  y = Pow (x, s) }", QUICK, MUST_FUSE=True)
+    near = fusion("near", "g (float[] x) => (float[] y) { s = Sigmoid (x)  n = Neg (s)  y = Add (x, n) }", QUICK)
+    text = "g (float[8] t) => (float[8] y) { s = Sigmoid (t)  y = Add (s, t) }"
+    outcomes = {outcome.name: outcome for outcome in apply_stage([add, far, near], edit(text))}
+    assert {name: [place.node for place in outcome.left] for name, outcome in outcomes.items()} == {
+        "add": ["Add.1"], "far": [], "near": ["Sigmoid.0"]
+    }  # fmt: skip
+    assert all(place.miss for outcome in outcomes.values() for place in outcome.left)
+    told = {o.name: o for o in apply_stage([add, far, near], edit(text), explain=True)}
+    assert {name: [(p.node, p.miss) for p in outcome.left] for name, outcome in told.items()} == {
+        "add": [("Add.1", True)], "far": [("Sigmoid.0", False)], "near": [("Sigmoid.0", True)]
+    }  # fmt: skip
+    assert [len(outcome.misses) for outcome in told.values()] == [1, 0, 1]
+    free = apply_stage([near], edit(text))
+    assert free[0].left == []
+
+
+def test_whether_a_place_concerns_a_fusion_is_asked_of_its_file() -> None:
+    editor = edit(CHAIN)
+    asked: list[tuple[Editor, gs.Node]] = []
+
+    def concerns(editor: Editor, anchor: gs.Node) -> bool:
+        asked.append((editor, anchor))
+        return False
+
+    (outcome,) = apply_stage([fusion(concerns=concerns, MUST_FUSE=True)], editor)
+    assert outcome.misses == []
+    assert [(e is editor, node.name) for e, node in asked] == [(True, "Sigmoid.2")]
