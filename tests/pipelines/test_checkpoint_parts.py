@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, UsageError
+from sdort.model import pieces
 from sdort.model.weights import Inline
 from sdort.pipelines import lfs
 from sdort.pipelines.adapters.adapted_weight import adapted
@@ -87,6 +88,9 @@ def test_an_own_config_goes_before_a_folder_in_it(tmp_path: Path, weights: list[
         (folder / "config.json").write_text(json.dumps({**CONFIG, "hidden_size": width}))
         (folder / "model.safetensors").touch()
     assert read_image_encoder(tmp_path).width(hidden=True) == 24
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadModelError, match=r"empty/config\.json"):
+        read_image_encoder(tmp_path / "empty")
     with pytest.raises(UsageError, match=r"--image-encoder .*nowhere does not exist"):
         read_image_encoder(tmp_path / "nowhere")
 
@@ -367,8 +371,9 @@ def test_a_product_of_low_rank(kernel: tuple[int, ...] | None, rows: slice) -> N
 @pytest.mark.parametrize("first", ["whole", "product"])
 @pytest.mark.parametrize("second", ["whole", "product", "core"])
 @pytest.mark.parametrize("row", [1, 6, 30])
-def test_pieces_of_a_kronecker_product(first: str, second: str, row: int) -> None:
+def test_pieces_of_a_kronecker_product(first: str, second: str, row: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its rows in pieces of any size, added to a convolution's weight with a scale."""
+    monkeypatch.setattr(pieces, "PIECE", 40)
     random = np.random.default_rng(4)
 
     def part(kind: str, rows: int, columns: int, kernel: tuple[int, ...]) -> tuple[Any, Any]:
@@ -390,5 +395,8 @@ def test_pieces_of_a_kronecker_product(first: str, second: str, row: int) -> Non
     base = random.standard_normal(shape).astype(np.float32)
     weight = adapted(Inline(base), [(Delta(shape, form, 0.5), -2.0), (Delta(shape, form), 0.0)])
     expected = base - np.kron(outer, inner.reshape(4, -1)).reshape(shape)
-    found = np.concatenate([np.asarray(piece).reshape(-1) for piece in weight.pieces(row)])
+    parts = list(weight.pieces(row))
+    assert len(parts) > 2
+    assert all(piece.ndim == 1 and piece.size % row == 0 for piece in parts)
+    found = np.concatenate(parts)
     np.testing.assert_allclose(found.reshape(shape), expected, rtol=1e-3, atol=1e-4)
