@@ -146,7 +146,8 @@ def test_what_cannot_be_expanded_is_said(monkeypatch: pytest.MonkeyPatch) -> Non
     ("attribute", "value", "words"),
     [("scale", 1, "no number"), ("scale", 1.5, None), ("count", 1.5, "no whole number"), ("count", 2, None),
      ("mode", 3, "no text"), ("mode", "x", None), ("size", 2.5, "no whole number"), ("free", 2, None),
-     ("free", "x", None), ("epsilon", 1, "no number"), ("mask_filter_value", 7, "no number"), ("mask_filter_value", 7.0, None)],
+     ("free", "x", None), ("epsilon", 1, "no number"), ("mask_filter_value", 7, "no number"),
+     ("mask_filter_value", 7.0, None)],
 )  # fmt: skip
 def test_attributes_of_own_operators_have_their_type(attribute: str, value: Any, words: str | None) -> None:
     template = next(iter(load_operators().values()))

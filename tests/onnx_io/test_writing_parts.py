@@ -17,7 +17,7 @@ from sdort.model.model import Model
 from sdort.model.operator import REQUIRED
 from sdort.model.weights import Absent, Cast, Inline, Reshaped, Stored
 from sdort.onnx_io import save
-from sdort.onnx_io.check_inference import _place, _refusal, _without_shapes
+from sdort.onnx_io.check_inference import _place, _refusal, _without_shapes, check_inference
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.data_file import weight_of
 from sdort.onnx_io.evaluate import evaluate_nodes
@@ -453,3 +453,65 @@ def test_an_untyped_input_is_named() -> None:
     with pytest.raises(BadModelError, match="an input or output has no dtype") as caught:
         serialize(model, "data")
     assert (caught.value.component, caught.value.node) == ("test", "x")
+
+
+def test_nodes_and_functions_are_written_as_they_are() -> None:
+    text = """g (float[B, 4, 4, 8] x, float[8] w, float[8] b) => (float[B, 4, 4, 8] z) {
+        y, s = sdort.GroupNorm <groups = 2, activation = 0, epsilon = 0.5> (x, "", w, w, x, b)
+        n = Clip (y, , ones)  z = Add (n, s)
+    }"""
+    model = load(text.replace(", ones", ", one"), {"one": np.float32(1).reshape(())}, opset=21)
+    x, y = model.graph.inputs[0], gs.Variable("simple", np.float32)
+    node = gs.Node("SimplifiedLayerNormalization", "Add.2", {}, [x, model.graph.inputs[1]], [y], domain="com.microsoft")
+    model.graph.nodes.extend([node, gs.Node("Erf", "", {}, [x], [gs.Variable("erf")])])
+    for name, domain in (("GroupNorm", "a.b"), ("GroupNorm", "sdort"), ("other", "sdort")):
+        inner = gs.Variable("i")
+        body = [gs.Node("Neg", "n", {}, [inner], [gs.Variable("o")])]
+        made = gs.Function(name, domain=domain, nodes=body, inputs=[inner], outputs=body[0].outputs, opset=21)
+        model.graph.functions.append(made)
+    model.graph.functions = model.graph.functions[-3:]
+    proto = onnx.ModelProto.FromString(serialize(model, "data").proto)
+    assert [(f.domain, f.name) for f in proto.functions] == [
+        ("sdort", "GroupNorm"),
+        ("a.b", "GroupNorm"),
+        ("sdort", "other"),
+    ]
+    assert {n.op_type for n in proto.functions[0].node} != {"Neg"}
+    nodes = {node.op_type: node for node in proto.graph.node}
+    norm, clip, add = (nodes[op] for op in ("GroupNorm", "Clip", "Add"))
+    assert (norm.domain, list(norm.input), list(norm.output)) == ("sdort", ["x", "", "w", "w", "x", "b"], ["y", "s"])
+    attributes = [(a.name, onnx.helper.get_attribute_value(a)) for a in norm.attribute]
+    assert {("activation", 0), ("epsilon", 0.5), ("groups", 2)} <= {*attributes}
+    assert attributes == sorted(attributes)
+    assert list(clip.input)[:2] == ["y", ""]
+    assert list(add.input) == ["n", "s"]
+    assert (nodes["Erf"].name, nodes["Erf"].domain) == ("Erf", "")
+    assert nodes["SimplifiedLayerNormalization"].domain == ""  # as files have it
+    assert len({n.name for n in proto.graph.node}) == 5
+    assert proto.producer_version
+
+
+def test_a_runtimes_own_operator_is_not_asked_about() -> None:
+    """ONNX has LayerNormalization from opset 17 on, ONNX Runtime in each; one is enough for its domain."""
+    for opset, domain in ((16, "com.microsoft"), (17, "")):
+        proto = parse("g (float[2, 3] x, float[3] w) => (float[2, 3] y) { y = LayerNormalization (x, w) }", opset=opset)
+        proto.functions.add(name="f", domain="sdort")
+        copy = _without_shapes(proto, [0], {})
+        assert [node.domain for node in copy.graph.node] == [domain]
+        assert [(e.domain, e.version) for e in copy.opset_import] == [(e.domain, e.version) for e in proto.opset_import]
+        assert [f.name for f in copy.functions] == ["f"]
+    proto.opset_import[0].domain = "ai.onnx"
+    assert [node.domain for node in _without_shapes(proto, [0], {}).graph.node] == [""]
+
+
+@pytest.mark.parametrize("kind", ["shape", "type"])
+def test_what_onnxs_inference_refuses_is_refused(kind: str) -> None:
+    proto = parse("g (float[2, 3] x, float[4, 5] k) => (float[2, 5] y) { a = Neg (x)  y = MatMul (a, k) }")
+    if kind == "type":
+        proto.graph.input[1].type.tensor_type.shape.dim[0].dim_value = 3
+        check_inference(proto, [0, 1], {}, "unet")
+        proto.graph.value_info.append(onnx.helper.make_tensor_value_info("a", onnx.TensorProto.INT64, None))
+    with pytest.raises(BadModelError, match=r"(MatMul|Neg) cannot take its inputs: ") as caught:
+        check_inference(proto, [0, 1], {}, "unet")
+    assert caught.value.component == "unet"
+    assert caught.value.node in ("MatMul.1", "Neg.0")
