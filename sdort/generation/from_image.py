@@ -89,6 +89,7 @@ WITHOUT_EFFECT = {
     "output": "where the image goes",
     "overwrite": "where the image goes",
     "on_progress": "what is shown meanwhile",
+    "cancel": "when the run ends",
     "preview": "what is shown meanwhile",
     "on_preview": "what is shown meanwhile",
     "preview_every": "what is shown meanwhile",

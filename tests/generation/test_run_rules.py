@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from threading import Event
 from types import SimpleNamespace
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdort.errors import OutputError, ParityError, UsageError
+from sdort.errors import CancelledError, OutputError, ParityError, UsageError
 from sdort.generation import command, job, prompts
 from sdort.generation.command import _case, _refuse_bad, _shown_progress, _with_placement
 from sdort.generation.control_choice import _pairs, parse_control_choice
@@ -23,6 +24,7 @@ from sdort.generation.ip_adapter_tokens import _resized
 from sdort.generation.job import Job, _plan_lines, _read_files, _remark_on_files, _within_limit
 from sdort.generation.last_lines import _seeds
 from sdort.generation.output_names import FIELDS, _parts, plain_name
+from sdort.generation.preview import PreviewOptions
 from sdort.generation.prompts_file import Lines, _object, _together
 from sdort.generation.request import Request, _check_mask, _for_each, check_tasks, check_text
 from sdort.generation.seeds import read_seeds
@@ -339,7 +341,7 @@ def test_an_error_of_lines_names_the_first_that_has_it(monkeypatch: pytest.Monke
         seen.append((prompt, options))
         if "bad" in prompt:
             raise UsageError("no")
-        return Job([], None, False, None, SimpleNamespace())  # type: ignore[arg-type]
+        return Job([], None, False, on_progress=None, cancel=None, previews=PreviewOptions())
 
     monkeypatch.setattr(job, "plan_job", plan_job)
     lines = Lines(["a", "bad", "bad"], {"steps": 4, "prompt_2": ["x", "y", "z"]}, [3, 8, 9])
@@ -475,14 +477,20 @@ def test_progress_of_a_generation_is_that_of_all_its_stages(monkeypatch: pytest.
     monkeypatch.setattr(command, "progress", bar)
     stages: list[Any] = [SimpleNamespace(steps=4, calls=7), SimpleNamespace(steps=3, calls=5)]
     requests = [Request("a", images_at_once=2)] * 2 + [Request("b", images_at_once=2)]
-    for on_progress in (None, (seen := list[tuple[float, float]]()).append):
-        told: Any = None if on_progress is None else lambda *both: seen.append(both)
-        with _shown_progress(requests, stages, told) as watch:
+    seen: list[tuple[float, float]] = []
+    cancel = Event()
+    for told in (None, lambda *both: seen.append(both)):
+        job: Any = SimpleNamespace(on_progress=told, cancel=cancel)
+        with _shown_progress(requests, stages, job) as watch:
             watch.step(2)
             watch.step(2)
+    cancel.set()
+    for call in (lambda: watch.step(2), lambda: watch.tile(1, 2)):
+        with pytest.raises(CancelledError):
+            call()
     assert bars[0] == ("images 1 to 2 of 3", 36, "step 0 of 7")
-    assert moved == [2, 2, 2, 2]
-    assert seen == [(2, 36), (4, 36)]
+    assert moved == [2, 2, 2, 2, 2]
+    assert seen == [(2, 36), (4, 36), (6, 36)]
 
 
 @pytest.mark.parametrize("fails", [False, True])
