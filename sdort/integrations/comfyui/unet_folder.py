@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from sdort.console import warn
 from sdort.errors import BadModelError
 from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.comfyui.denoiser import Denoiser
@@ -32,6 +33,8 @@ _SIZES = (0, SIZE_NUMBERS, AESTHETIC_NUMBERS)
 def load_denoiser(path: str | Path, provider: str = "auto") -> Denoiser:
     """The UNet of an optimized pipeline, called as the original one is: ``unet(x, timesteps, context=..., y=...)``.
 
+    Where ``auto`` passes over a provider that does not load, a warning says why.
+
     Args:
         path: the pipeline's folder.
         provider: an execution provider by name, or ``auto`` for the best one that works here.
@@ -40,7 +43,11 @@ def load_denoiser(path: str | Path, provider: str = "auto") -> Denoiser:
         BadModelError: the folder has no UNet, or none of a family of Stable Diffusion.
         ProviderError: the provider does not load, or cannot run the UNet.
     """
-    return UnetFolder(open_folder(Path(path), (UNET,)), choose_provider(RuntimeOptions(provider))[0]).denoiser()
+    folder = open_folder(Path(path), (UNET,))
+    chosen, fallback = choose_provider(RuntimeOptions(provider))
+    if fallback:
+        warn(fallback)
+    return UnetFolder(folder, chosen).denoiser()
 
 
 @dataclass(frozen=True)
