@@ -61,7 +61,7 @@ def test_calls_have_the_defaults_of_their_functions(stated: tuple[str, str, str]
     assert [node.domain for node in made.graph.node] == ["", "", "sdort"]
     assert [(f.domain, f.name) for f in made.functions] == [("sdort", "keep")]
     x = np.array([-1.0, 2.0, -3.0], np.float32)
-    (y,) = onnx.reference.ReferenceEvaluator(made).run(None, {"x": x})
+    y: Any = onnx.reference.ReferenceEvaluator(made).run(None, {"x": x})[0]
     for alpha in alphas:
         x = np.where(x < 0, x * np.float32(alpha), x)
     np.testing.assert_allclose(y, x, rtol=1e-6)

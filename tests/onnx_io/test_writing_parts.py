@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+import os
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +18,9 @@ from sdort.errors import BadModelError, OutputError
 from sdort.model.model import Model
 from sdort.model.operator import REQUIRED
 from sdort.model.weights import Absent, Cast, Inline, Reshaped, Stored
-from sdort.onnx_io import save
 from sdort.onnx_io.check_inference import _place, _refusal, _without_shapes, check_inference
 from sdort.onnx_io.check_nodes import shorten_domains
-from sdort.onnx_io.data_file import weight_of
+from sdort.onnx_io.data_file import Blob, weight_of
 from sdort.onnx_io.evaluate import evaluate_nodes
 from sdort.onnx_io.graph_import import (
     _constant_value,
@@ -70,7 +71,7 @@ def test_every_node_has_a_name_of_its_own() -> None:
 def test_values_of_constant_nodes(name: str, value: Any, dtype: str) -> None:
     values = _constant_value(gs.Node("Constant", "c", {name: value}))
     assert (values.dtype, values.shape) == (np.dtype(dtype), np.shape(value))
-    assert np.array_equal(values, value)  # type: ignore[arg-type]
+    assert np.array_equal(values, value)
     array = np.arange(3)
     assert _constant_value(gs.Node("Constant", "c", {"value": gs.Constant("v", array)})) is array
 
@@ -134,10 +135,10 @@ def test_small_stored_values_are_read_and_others_stay(tmp_path: Path) -> None:
     (tmp_path / "data").write_bytes(np.arange(512, dtype=np.float32).tobytes())
     reader = _Reader(None, "unet", None)
     small, large = (Stored(tmp_path / "data", 4, [count], np.float32) for count in (256, 257))
-    assert np.array_equal(reader.read_small(small), np.arange(1, 257))  # type: ignore[arg-type]
+    assert np.array_equal(reader.read_small(small), np.arange(1, 257))
     assert reader.read_small(large) is large
     inline, array = Inline(np.arange(3)), np.arange(3)
-    assert np.array_equal(reader.read_small(inline), array)  # type: ignore[arg-type]
+    assert np.array_equal(reader.read_small(inline), array)
     assert reader.read_small(array) is array
     absent = Absent("p", [2], np.float32)
     assert reader.read_small(absent) is absent
@@ -152,7 +153,8 @@ def test_small_stored_values_are_read_and_others_stay(tmp_path: Path) -> None:
 def test_an_empty_list_has_the_type_of_its_attribute(op: str, key: str, domain: str, wanted: str) -> None:
     node = gs.Node(op, "n", {}, [], [], domain=domain or None)
     assert _list_type(node, key) == getattr(onnx.AttributeProto, wanted)
-    for empty in ([], ()):
+    empties: tuple[Any, ...] = ([], ())
+    for empty in empties:
         made = _attribute(node, key, empty)
         assert (made.name, made.type) == (key, getattr(onnx.AttributeProto, wanted))
 
@@ -266,7 +268,7 @@ def test_the_finished_beginning_of_a_file() -> None:
     sizes = (4, 7, 2, 9)
     blobs = []
     for index, size in enumerate(sizes):
-        blobs.append(save.Blob(f"b{index}", Described([size], np.uint8), 10 * index))
+        blobs.append(Blob(f"b{index}", Described([size], np.uint8), 10 * index))
     ends = [10 * index + size for index, size in enumerate(sizes)]
     for order in itertools.permutations(range(4)):
         beginning, done = _Beginning(blobs), set[int]()
@@ -282,8 +284,8 @@ def test_a_model_is_not_written_over_what_it_reads(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(source)
     stored = Stored(source, 0, [2], np.float32)
     blobs = [
-        save.Blob("a", Described([2], np.float32), 0),
-        save.Blob("b", Reshaped(Cast(stored, np.float16), [2, 1]), 64),
+        Blob("a", Described([2], np.float32), 0),
+        Blob("b", Reshaped(Cast(stored, np.float16), [2, 1]), 64),
     ]
     _refuse_own_source(blobs, (other, tmp_path / "more"), "unet")
     for targets in ((source, other), (other, source), (other, tmp_path / "link")):
@@ -316,9 +318,9 @@ def test_bytes_are_on_the_disk_where_that_is_asked(tmp_path: Path, sync: bool, m
     synced: list[int] = []
 
     def fsync(descriptor: int) -> None:
-        synced.append(save.os.fstat(descriptor).st_size)
+        synced.append(os.fstat(descriptor).st_size)
 
-    monkeypatch.setattr(save.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     _write_file(tmp_path / "f", b"12345", sync)
     assert (tmp_path / "f").read_bytes() == b"12345"
     assert synced == [5] * sync
@@ -332,9 +334,9 @@ def test_a_file_has_its_size_from_the_start(
 ) -> None:
     def refuse(descriptor: int, offset: int, length: int) -> None:
         assert (offset, length) == (0, 1000)
-        raise OSError(getattr(save.errno, number), "no")
+        raise OSError(getattr(errno, number), "no")
 
-    monkeypatch.setattr(save.os, "posix_fallocate", refuse)
+    monkeypatch.setattr(os, "posix_fallocate", refuse)
     with open(tmp_path / "f", "w+b") as file:
         if raised:
             with pytest.raises(OSError, match="no"):
@@ -342,7 +344,7 @@ def test_a_file_has_its_size_from_the_start(
         else:
             _reserve(file.fileno(), 1000)
     assert (tmp_path / "f").stat().st_size == (0 if raised else 1000)
-    monkeypatch.delattr(save.os, "posix_fallocate")
+    monkeypatch.delattr(os, "posix_fallocate")
     with open(tmp_path / "g", "w+b") as file:
         _reserve(file.fileno(), 77)
     assert (tmp_path / "g").stat().st_size == 77
@@ -410,7 +412,8 @@ def test_values_of_nodes_are_the_last_ones_first_output() -> None:
     nodes = [make("Neg", ["a"], ["n"]), make("TopK", ["n", "k"], ["v", "i"])]
     found = evaluate_nodes(nodes, feeds, 18)
     assert found is not None
-    assert (found.tolist(), found.dtype) == ([-1, -2], np.int64)
+    assert found.tolist() == [-1, -2]
+    assert found.dtype == np.int64
     assert evaluate_nodes([make("Add", ["a", "nowhere"], ["y"])], feeds, 18) is None
     assert evaluate_nodes([make("Reshape", ["a", "k"], ["y"])], feeds, 18) is None
     root = evaluate_nodes([make("Sqrt", ["a"], ["y"])], {"a": np.array([-1.0], np.float32)}, 18)
@@ -460,7 +463,7 @@ def test_nodes_and_functions_are_written_as_they_are() -> None:
         y, s = sdort.GroupNorm <groups = 2, activation = 0, epsilon = 0.5> (x, "", w, w, x, b)
         n = Clip (y, , ones)  z = Add (n, s)
     }"""
-    model = load(text.replace(", ones", ", one"), {"one": np.float32(1).reshape(())}, opset=21)
+    model = load(text.replace(", ones", ", one"), {"one": np.array(1, np.float32)}, opset=21)
     x, y = model.graph.inputs[0], gs.Variable("simple", np.float32)
     node = gs.Node("SimplifiedLayerNormalization", "Add.2", {}, [x, model.graph.inputs[1]], [y], domain="com.microsoft")
     model.graph.nodes.extend([node, gs.Node("Erf", "", {}, [x], [gs.Variable("erf")])])

@@ -198,11 +198,16 @@ def test_a_change_wakes_its_neighbours_and_cuts_off_what_it_no_longer_reads() ->
     assert not work._visit(nodes["c"])
 
 
-def test_a_sweep_infers_what_looks_different_and_then_asks() -> None:
+def test_a_sweep_infers_what_looks_different_and_then_asks(monkeypatch: pytest.MonkeyPatch) -> None:
     inferred: list[str] = []
     editor = edit("g (float[4] x) => (float[4] o) { a = Neg (x)  o = Tan (a) }")
     learn = editor.facts.infer
-    editor.facts.infer = lambda node: (inferred.append(node.op), learn(node))[1]  # type: ignore[method-assign]
+
+    def note(node: gs.Node) -> None:
+        inferred.append(node.op)
+        learn(node)
+
+    monkeypatch.setattr(editor.facts, "infer", note)
     told: list[str] = []
 
     def rule(editor: Editor, node: gs.Node) -> bool:
