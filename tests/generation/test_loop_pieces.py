@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import dataclass
+from functools import partial
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx.reference import ReferenceEvaluator
+from support.noting import noting
 
 from sdort.errors import UsageError
 from sdort.generation import adapted_weights, bound_unet, device_loop, running_controls, stages
@@ -71,14 +74,14 @@ def test_where_the_inputs_of_a_part_of_the_batch_are() -> None:
         residuals={"mid": Place("mid", 6, 10, 2, 3)}, first=2,
     )  # fmt: skip
     for part, count in ((slice(0, 2), 2), (slice(2, 6), 4)):
-        ask = lambda name, part=part: BoundBuffers._arguments(held, name, part)  # noqa: E731
+        ask: Any = partial(BoundBuffers._arguments, held, part=part)
         assert ask("timestep") == ("row", "timestep")
         assert ask("sample") == ("sample", part.start, (count, 4, 8, 16))
         assert ask("text") == ("text", part.start, (count, 77, 32))
         assert ask("mid") == ("mid", part.start, (count, 10, 2, 3))
     net: Any = SimpleNamespace(_own={"controlnet_cond": Place("image", 2, 3, 64, 128)}, buffers=held, first=2)
     for part, count in ((slice(0, 3), 3), (slice(3, 4), 1)):
-        ask = lambda name, part=part: _BoundNet._arguments(net, name, part)  # noqa: E731
+        ask = partial(_BoundNet._arguments, net, part=part)
         assert ask("controlnet_cond") == ("image",)
         assert ask("timestep") == ("row", "timestep")
         assert ask("sample") == ("sample", 2 + part.start, (count, 4, 8, 16))
@@ -122,7 +125,7 @@ def test_the_row_of_every_step(
         return {name: np.array([int(written["text"].split()[-1]), len(made)]) for name in "ab"}
 
     monkeypatch.setattr(bound_unet, "prepared_beside", prepared)
-    monkeypatch.setattr(bound_unet, "timed_rows", lambda session, times, rows: made.append((times, rows)) or "timed")
+    monkeypatch.setattr(bound_unet, "timed_rows", noting(made, "timed"))
     text = Place("text", 4, 2)
     held: Any = SimpleNamespace(
         row=SimpleNamespace(array=lambda name: (shape, np.dtype(kind)) if name == "timestep" else None,
@@ -140,14 +143,14 @@ def test_the_row_of_every_step(
     assert rows["timestep"].shape == (3, *shape)
     for number in range(3):
         assert (rows["timestep"][number] == times[number]).all()
-    np.testing.assert_array_equal(made[0][0], times)
+    np.testing.assert_array_equal(made[0][1], times)
     if not beside:
-        assert made[0][1] == {}
+        assert made[0][2] == {}
         assert text.written == []
         return
     assert [values.tolist() for values in text.written] == [[[0, 0]] * 2, [[1, 1], [0, 0]]]
-    assert sorted(made[0][1]) == ["a", "b"]
-    assert made[0][1]["b"].tolist() == [[1, 0], [1, 0], [2, 0]]
+    assert sorted(made[0][2]) == ["a", "b"]
+    assert made[0][2]["b"].tolist() == [[1, 0], [1, 0], [2, 0]]
 
 
 @pytest.mark.parametrize(("kind", "first"), [("int64", 8.0), ("float32", 7.6)])
@@ -213,14 +216,14 @@ def test_residuals_of_several_controls_are_added_up(monkeypatch: pytest.MonkeyPa
     )
     made: list[Any] = []
 
-    @running_controls.dataclass
+    @dataclass
     class Options:
         graph: bool = True
         custom_ops: str = "on"
         adapters: bool = True
         device_id: int = 3
 
-    monkeypatch.setattr(running_controls, "create_session", lambda *given: made.append(given) or "ort")
+    monkeypatch.setattr(running_controls, "create_session", noting(made, "ort"))
     monkeypatch.setattr(
         running_controls, "Session", lambda *given: SimpleNamespace(io_binding=lambda: binding, given=given)
     )
@@ -230,7 +233,12 @@ def test_residuals_of_several_controls_are_added_up(monkeypatch: pytest.MonkeyPa
         for name, dtype in (("a", FP16), ("b", FP32), ("c", FP32))
     ]
     guarded: list[Any] = []
-    session_of: Any = SimpleNamespace(options=Options(), provider="p", guard=lambda call: guarded.append(1) or call())
+
+    def guard(call: Any) -> Any:
+        guarded.append(call)
+        return call()
+
+    session_of: Any = SimpleNamespace(options=Options(), provider="p", guard=guard)
     session, _ = _bound_sum(session_of, parts, totals)
     content, provider, options = made[0]
     assert (provider, options) == ("p", Options(False, "off", False, 3))

@@ -270,7 +270,8 @@ def test_every_text_encoder_has_its_own_tokenizer(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(prompts, "load_tokenizer", str)
     encoders = [SimpleNamespace(component=f"encoder {name}", tokenizer=f"tokenizer {name}") for name in "ab"]
     folder: Any = SimpleNamespace(path=Path("p"), family=SimpleNamespace(encoders=encoders))
-    assert prompts.load_tokenizers(folder) == {f"encoder {name}": f"p/tokenizer {name}" for name in "ab"}
+    found: Any = prompts.load_tokenizers(folder)
+    assert found == {f"encoder {name}": f"p/tokenizer {name}" for name in "ab"}
 
 
 # ComfyUI's graphs

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.noting import noting
 
 from sdort.errors import CancelledError, OutputError, ParityError, UsageError
 from sdort.generation import command, job, prompts
@@ -405,15 +406,16 @@ def test_every_kind_of_file_is_compared_with_the_images_own(monkeypatch: pytest.
 
 def test_what_is_given_beside_an_image_to_draw_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(job, "read_image_options", lambda *given: asked.append(given) or "drawn")
+    monkeypatch.setattr(job, "read_image_options", noting(asked, "drawn"))
     settings: dict[str, Any] = {"from_image": "a.png", "steps": 3, "seed": None, "eta": 0.0}
-    assert job._drawn("a", settings) == "drawn"
+    again: Any = job._drawn
+    assert again("a", settings) == "drawn"
     assert settings == {"steps": 3, "seed": None, "eta": 0.0}
     assert asked == [(Path("a.png"), {"steps": 3, "eta": 0.0, "prompt": "a"})]
-    assert job._drawn("", {"from_image": "b.png"}) == "drawn"
+    assert again("", {"from_image": "b.png"}) == "drawn"
     assert asked[1] == (Path("b.png"), {})
-    assert job._drawn("a", {"from_image": None}) is None
-    assert job._drawn("a", {}) is None
+    assert again("a", {"from_image": None}) is None
+    assert again("a", {}) is None
     assert len(asked) == 2
 
 
@@ -485,9 +487,10 @@ def test_progress_of_a_generation_is_that_of_all_its_stages(monkeypatch: pytest.
             watch.step(2)
             watch.step(2)
     cancel.set()
-    for call in (lambda: watch.step(2), lambda: watch.tile(1, 2)):
-        with pytest.raises(CancelledError):
-            call()
+    with pytest.raises(CancelledError):
+        watch.step(2)
+    with pytest.raises(CancelledError):
+        watch.tile(1, 2)
     assert bars[0] == ("images 1 to 2 of 3", 36, "step 0 of 7")
     assert moved == [2, 2, 2, 2, 2]
     assert seen == [(2, 36), (4, 36), (6, 36)]
@@ -521,7 +524,8 @@ def test_jobs_take_the_files_in_turns_and_tell_what_is_written(
         with pytest.raises(KeyboardInterrupt):
             command.Pipeline._run_jobs(pipeline, jobs, paths)
     else:
-        assert command.Pipeline._run_jobs(pipeline, jobs, paths) == [2, 1]
+        found: Any = command.Pipeline._run_jobs(pipeline, jobs, paths)
+        assert found == [2, 1]
     assert done == [(2, paths[:2]), (1, paths[2:])]
     assert shown == [("models", "p2", paths[0], "options"), ("models", "p1", paths[2], "options")]
     assert paths == [Path(name) for name in "abc"]

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.noting import noting
 
 from sdort.errors import BadModelError, UsageError
 from sdort.generation import guard, pipeline, preview
@@ -17,6 +18,7 @@ from sdort.generation.image_noise import ImageSeed
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.preview import _session_decode, _vae_decode
 from sdort.model.signature import TensorSpec
+from sdort.passes.widen import all_nodes
 
 FP32 = np.dtype(np.float32)
 
@@ -41,7 +43,7 @@ def test_what_steers_the_unet_is_widened_first(
     opened: list[str], named: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(guard, "_open", lambda *given: asked.append(given) or "session")
+    monkeypatch.setattr(guard, "_open", noting(asked, "session"))
 
     def exchange(safer: Any) -> Any:
         for component in opened:
@@ -50,7 +52,7 @@ def test_what_steers_the_unet_is_widened_first(
 
     held = Guard({})
     assert held._widen_controls(SimpleNamespace(exchange=exchange), "it is dead") is bool(opened)  # type: ignore[arg-type]
-    assert asked == [(f"place of {component}", guard.all_nodes, "options") for component in opened]
+    assert asked == [(f"place of {component}", all_nodes, "options") for component in opened]
     assert held.widened == dict.fromkeys(opened, "all of it")
     told = " ".join(capsys.readouterr().err.split())
     assert told == "" if named is None else f"unet: it is dead. It is done again with {named} in fp32" in told
@@ -67,7 +69,7 @@ def test_the_unet_with_control_inputs_is_beside_the_other_where_there_is_room(
     room: bool, widened: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(pipeline, "has_room", lambda *given: asked.append(given) or room)
+    monkeypatch.setattr(pipeline, "has_room", noting(asked, room))
     held: Any = SimpleNamespace(
         sessions={"unet": SimpleNamespace(place="place"), "vae": 1}, folder="folder", provider="p", options="given",
         loop="loop", _set_aside="older", _opened_again=lambda *given: given,
@@ -100,7 +102,7 @@ def test_a_session_is_opened_again_for_adapters(
 
 
 def test_an_image_goes_through_the_image_encoder() -> None:
-    opened: list[str] = []
+    opened: list[Any] = []
     session = SimpleNamespace(inputs={"pixel_values": 1, "other": 2}, run=lambda feeds: {"tokens": feeds, "more": 3})
 
     def guarded(component: str, work: Any, arrays: Any) -> Any:
@@ -108,9 +110,9 @@ def test_an_image_goes_through_the_image_encoder() -> None:
         assert list(arrays({"a": 1, "b": 2})) == [1, 2]
         return work()
 
-    held: Any = SimpleNamespace(_opened=lambda name: opened.append(name) or session, _guarded=guarded)
+    held: Any = SimpleNamespace(_opened=noting(opened, session), _guarded=guarded)
     assert TextToImage._image_tokens(held, "pixels") == {"tokens": {"pixel_values": "pixels"}, "more": 3}  # type: ignore[arg-type]
-    assert opened == ["image_encoder"]
+    assert opened == [("image_encoder",)]
 
 
 def test_every_text_encoder_says_which_output_conditions() -> None:
@@ -121,9 +123,8 @@ def test_every_text_encoder_says_which_output_conditions() -> None:
         name: SimpleNamespace(outputs=[SimpleNamespace(name=f"{name}.{index}") for index in range(2)]) for name in names
     }
     held: Any = SimpleNamespace(folder=folder, sessions=sessions)
-    assert TextToImage._conditioning_outputs(held, 3) == {
-        name: (name, [f"{name}.0", f"{name}.1"], f"config of {name}", 3) for name in names
-    }
+    found: Any = TextToImage._conditioning_outputs(held, 3)
+    assert found == {name: (name, [f"{name}.0", f"{name}.1"], f"config of {name}", 3) for name in names}
 
 
 @pytest.mark.parametrize(
@@ -188,7 +189,7 @@ def test_a_small_vae_decodes_previews(
         run=lambda feeds: {"more": None, "pixels": feeds["latent"]},
     )
     monkeypatch.setattr(preview, "find_components", lambda folder: {"vae_decoder": place} if folder == tmp_path else {})
-    monkeypatch.setattr(preview, "open_session", lambda *given: asked.append(given) or session)
+    monkeypatch.setattr(preview, "open_session", noting(asked, session))
     config = {} if scale is None else {"scaling_factor": scale}
     monkeypatch.setattr(
         preview, "read_component_config",
@@ -209,4 +210,4 @@ def test_a_small_vae_decodes_previews(
 
 def test_previews_are_of_unscaled_latents() -> None:
     session: Any = SimpleNamespace(outputs=[SimpleNamespace(name="b")], run=lambda feeds: {"a": 0, "b": feeds["x"]})
-    assert _session_decode(session, "x", 0.25)(np.float32([1, 2])).tolist() == [4, 8]
+    assert _session_decode(session, "x", 0.25)(np.array([1, 2], np.float32)).tolist() == [4, 8]
