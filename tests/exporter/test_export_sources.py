@@ -16,6 +16,7 @@ import pytest
 from sdort import console
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter import open_source, replacements, single_source, source, vae_parts
+from sdort.exporter.ip_adapters import IpAdapterFiles
 from sdort.exporter.replacements import Replacements, replace_parts
 from sdort.exporter.source import Source, check_processors, read_source
 from sdort.exporter.vae_parts import VaePart, read_vae
@@ -23,6 +24,7 @@ from sdort.machine.subprocesses import WorkerError
 from sdort.pipelines.checkpoints.prediction import Prediction
 from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import SingleFile
+from sdort.pipelines.tokenizer_files import TABLES
 from sdort.pipelines.weight_names import SD1, SDXL, Kind
 
 UNET, VAE = ["diffusers", "UNet2DConditionModel"], ["diffusers", "AutoencoderKL"]
@@ -77,7 +79,7 @@ def test_a_file_is_read_by_its_kind(
     assert asked == [("kind", path)]
 
 
-def test_a_source_by_its_name(calls: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_source_by_its_name(calls: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     stage, hub = tmp_path / "stage", tmp_path / "hub"
     for name in ("stage", "hub", "folder", "autoencoder", "owner"):
@@ -124,7 +126,7 @@ def test_parts_are_replaced_before_ip_adapters_are_added(monkeypatch: pytest.Mon
     calls: list[Any] = []
     for name in ("_open", "replace_parts", "add_ip_adapters"):
         monkeypatch.setattr(open_source, name, stub(calls, name))
-    replaced, adapters = Replacements(ema=True), open_source.IpAdapterFiles((Path("i"),))
+    replaced, adapters = Replacements(ema=True), IpAdapterFiles((Path("i"),))
     with open_source.open_source(
         "m", variant="fp16", allow_pickle=True, downloads=False, replaced=replaced, ip_adapters=adapters
     ) as found:
@@ -431,8 +433,8 @@ def test_processors_are_checked_before_the_first_slow_step(
     (tmp_path / "s" / "scheduler_config.json").write_text(json.dumps(config))
     check_processors(given)
     assert calls == [
-        ("s", ()), ("tokenizer", tmp_path / "tokenizer"), ("tokenizer", source.TABLES), ("tokenizer", elsewhere),
-        ("elsewhere", source.TABLES), ("feature_extractor", ()),
+        ("s", ()), ("tokenizer", tmp_path / "tokenizer"), ("tokenizer", TABLES), ("tokenizer", elsewhere),
+        ("elsewhere", TABLES), ("feature_extractor", ()),
     ]  # fmt: skip
     said = " ".join(capsys.readouterr().err.split())
     assert ("warning: n is a model of" in said) == (process is not None)

@@ -175,7 +175,7 @@ def test_options_reach_the_source(downloads: bool, monkeypatch: pytest.MonkeyPat
 def test_components_that_an_option_is_for(
     names: tuple[str, ...], option: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, checked = [], []
+    asked, checked = list[Any](), list[Any]()
 
     def select(source: Any, chosen: Any, cache: Any, *, control: bool) -> Any:
         asked.append((source, chosen, cache, control))
@@ -186,7 +186,8 @@ def test_components_that_an_option_is_for(
     monkeypatch.setattr(command, "_at_static_size", lambda *given: given)
     given: dict[str | None, Any] = {"--control": {"control": True}, "--ip-adapter": {"ip_adapter": ["a"]}, None: {}}
     source, cache = Source("a", Path("a"), {}), Cache(None)
-    request = check_options({"components": names, "static": "1x64x96", **given[option]})
+    options: Any = {"components": names, "static": "1x64x96", **given[option]}
+    request = check_options(options)
     if option and "unet" not in names:
         with pytest.raises(UsageError, match=f"{option} is for a UNet"):
             command._components(source, request, cache)  # type: ignore[arg-type]
@@ -207,7 +208,9 @@ def difference(shape: tuple[int, ...], seed: int) -> tuple[Delta, Any]:
 
 def test_adapters_add_up_in_each_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each with its own scale, and each weight with the differences of its own name and folder."""
-    shapes = {"unet": {"a": (2, 3), "b": (4,), "c": (5,)}, "text_encoder": {"a": (3, 2)}, "vae": {"a": (6,)}}
+    shapes: dict[str, dict[str, tuple[int, ...]]] = {
+        "unet": {"a": (2, 3), "b": (4,), "c": (5,)}, "text_encoder": {"a": (3, 2)}, "vae": {"a": (6,)},
+    }  # fmt: skip
     values = {
         folder: {name: np.full(shape, number, np.float32) for number, (name, shape) in enumerate(named.items(), 1)}
         for folder, named in shapes.items()

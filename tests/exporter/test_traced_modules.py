@@ -136,7 +136,7 @@ def test_an_image_encoders_outputs_of_each_adapter() -> None:
 
 
 def test_halves_of_an_autoencoder_and_an_adapter() -> None:
-    calls: list[Any] = []
+    calls: Any = list[Any]()
 
     def note(answer: Any) -> Any:
         return lambda *given, **options: calls.append((given, options)) or answer
@@ -218,7 +218,7 @@ def test_cross_attentions_alone_take_images() -> None:
 @pytest.mark.parametrize("name", ["unet", "controlnet", "vae_encoder"])
 def test_diffusers_gets_the_config(name: str, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ControlNet's means are taken behind its scales, not by diffusers."""
-    calls: list[Any] = []
+    calls: Any = list[Any]()
     monkeypatch.setattr(
         torch_modules, "diffusers", SimpleNamespace(Made=lambda **given: calls.append(given) or "model")
     )

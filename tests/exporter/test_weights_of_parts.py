@@ -20,6 +20,7 @@ from sdort.exporter.checkpoint import _check_chosen, read_checkpoint
 from sdort.exporter.ip_adapters import IpAdapterFiles, add_ip_adapters
 from sdort.exporter.pickles import read_pickle
 from sdort.exporter.pipeline_parts import _known
+from sdort.exporter.signatures import FOLDERS
 from sdort.exporter.source import AppliedIpAdapter, Source, component_config, select_components
 from sdort.exporter.trace_cache import TraceCache
 from sdort.model.weights import Cast, Inline
@@ -126,7 +127,7 @@ def test_which_of_several_weights_are_read(
 def test_pickles_are_the_last_choice(
     component: str, variant: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read: list[Any] = []
+    read: Any = list[Any]()
     monkeypatch.setattr(pickles, "read_pickle", lambda *given: read.append(given) or {"p": 1})
     monkeypatch.setattr(checkpoint, "read_tensors", lambda path: {"s": path})
     mark = f".{variant}" if variant else ""
@@ -247,12 +248,11 @@ def test_components_are_described_by_their_pipeline(
     cache: Any = SimpleNamespace(defaults=lambda class_name, compute: f"defaults of {class_name}")
     index = {"_class_name": pipeline, **{part: ["l", CLASSES[part]] for part in parts}}
     given = Source("n", Path("n"), index, ip_adapters=adapters)
-    names = [name for name in source.FOLDERS if source.FOLDERS[name] in parts and (name != "image_encoder" or adapters)]
+    names = [name for name in FOLDERS if FOLDERS[name] in parts and (name != "image_encoder" or adapters)]
     hidden, embeds, controlled, tokens = expected
     options = {"hidden_states": hidden, "text_embeds": embeds, "control": controlled, "image_tokens": tokens}
     described = {
-        name: (name, kind := CLASSES[source.FOLDERS[name]], (kind, name, f"defaults of {kind}"), options)
-        for name in names
+        name: (name, kind := CLASSES[FOLDERS[name]], (kind, name, f"defaults of {kind}"), options) for name in names
     }
     found: Any = select_components(given, (), cache, control=control)
     assert found == list(described.values())
@@ -317,7 +317,7 @@ def test_ip_adapters_go_into_the_unet_and_behind_an_encoder(
         adapter.path.write_text(adapter.kind)
     config = {"hidden_size": 24, "projection_dim": 8}
     encoder = ImageEncoder(tmp_path / "encoder", config, {"vision_model.a": tensor(3)})
-    asked: list[Any] = []
+    asked: Any = list[Any]()
     monkeypatch.setattr(ip_adapters, "read_ip_adapter", lambda path: made[path.stem])
     monkeypatch.setattr(ip_adapters, "read_image_encoder", lambda path: asked.append(path) or encoder)
     monkeypatch.setattr(
@@ -344,7 +344,7 @@ def test_ip_adapters_go_into_the_unet_and_behind_an_encoder(
     assert len({each.sha256 for each in found.ip_adapters}) == 2
     said = " ".join(capsys.readouterr().err.split())
     assert f"two.safetensors: IP-Adapter (plus), 16 tokens; image encoder: {encoder.path}" in said
-    read: list[Any] = []
+    read: Any = list[Any]()
     monkeypatch.setattr(Source, "read_tensors", lambda self, *asked: read.append(asked) or unet)
     add_ip_adapters(given, files, tmp_path / "stage" / "image_encoder", "fp16", True)
     assert read == [("unet", "unet", "fp16", True)]

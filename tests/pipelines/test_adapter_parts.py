@@ -86,6 +86,7 @@ CORES: dict[str, Any] = {
 )  # fmt: skip
 def test_parts_that_make_a_change(given: dict[str, Any], found: list[tuple[Any, ...]]) -> None:
     """A LoRA's alpha divides by its rank; that of what is whole counts for nothing."""
+    changes: Any = None
     for more in ({}, {"alpha": factor(1)}, {"alpha": factor(dtype=np.int32, value=4)}):
         changes = changes_of(parts(**given, **more))
         assert not isinstance(changes, str), changes

@@ -43,9 +43,9 @@ CONFIG = {
 
 
 @pytest.fixture
-def weights(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+def weights(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The files that are read; each has both parts of an image encoder, and what old ones have beside."""
-    read: list[Path] = []
+    read: Any = list[Path]()
     tensors = dict.fromkeys(
         ("vision_model.a", "visual_projection.weight", "vision_model.embeddings.position_ids", "text_model.b", "x")
     )

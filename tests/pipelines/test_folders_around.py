@@ -12,6 +12,7 @@ import pytest
 
 from sdort.errors import BadModelError, UsageError
 from sdort.machine.cache_folder import models_folder
+from sdort.model.component_names import COMPONENTS
 from sdort.pipelines import content_check, wrong_input
 from sdort.pipelines.content_check import ContentCheck, _open_check
 from sdort.pipelines.own_files import ListedFile, write_own_files
@@ -126,7 +127,7 @@ def test_pipelines_below(
 def test_the_one_file_of_a_folder(
     places: tuple[str, ...], found: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Path] = []
+    asked: Any = list[Path]()
     monkeypatch.setattr(
         wrong_input, "recognise_file", lambda path: asked.append(path) or SimpleNamespace(what="a thing", advice="So.")
     )
@@ -292,7 +293,7 @@ def test_a_list_is_found_behind_a_link(listed: Path, tmp_path: Path) -> None:
 
 def test_files_that_are_read_unasked(tmp_path: Path) -> None:
     names = ("config.json", "scheduler_config.json", "model_index.json")
-    parts = (*content_check.COMPONENTS, "vae", "scheduler")
+    parts = (*COMPONENTS, "vae", "scheduler")
     read = {*names, *(f"{part}/{name}" for part in parts for name in names)}
     read |= {f"{part}/{name}" for part in ("tokenizer", "tokenizer_2") for name in ("a", "b.json")}
     others = ("other/config.json", "tokenizer/.a", "tokenizer/deep/a", "unet/x.json", "README", "unet/deep/config.json")
@@ -368,7 +369,7 @@ def test_large_files_that_are_remembered_are_not_read_again(tmp_path: Path, monk
         add=lambda *given: kept.append(given),
         keep=lambda: kept.append("keep"),
     )
-    asked: list[Any] = []
+    asked: Any = list[Any]()
     monkeypatch.setattr(content_check, "RememberedHashes", lambda *given: asked.append(given) or remembered)
     monkeypatch.setattr(content_check, "file_identity", lambda path: f"of {path.name}")
     files = {place: ListedFile(1, number) for place, number in (("a", "1"), ("b", "2"), ("c", "3"), ("d", "4"))}

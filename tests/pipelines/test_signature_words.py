@@ -151,8 +151,8 @@ def test_a_key_or_certificates_verify(
         verify_signature("p", "trusted")
     assert caught.value.hint == "It was never signed, or its signature is gone."
     Path("p/model.sig").touch()
-    config = package[0]
-    config.set_hashing_config = lambda hashing: SimpleNamespace(  # type: ignore[method-assign]
+    config: Any = package[0]
+    config.set_hashing_config = lambda hashing: SimpleNamespace(
         verify=lambda *given: config.calls.append((hashing, *given)))  # fmt: skip
     package.clear()
     monkeypatch.setattr(sys.modules["model_signing"], "verifying", SimpleNamespace(Config=lambda: config))
@@ -195,7 +195,7 @@ def test_a_signature_covers_regular_files_alone(tmp_path: Path) -> None:
     (folder / "unet").mkdir(parents=True)
     (folder / "unet" / "a").touch()
     _refuse_no_files(folder)
-    makers = {
+    makers: dict[str, Any] = {
         "link": lambda path: path.symlink_to("a"), "folder": lambda path: path.symlink_to(tmp_path),
         "pipe": os.mkfifo, "broken": lambda path: path.symlink_to("gone"),
     }  # fmt: skip

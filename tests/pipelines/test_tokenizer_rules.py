@@ -162,6 +162,7 @@ def test_lines_of_merges(content: bytes, found: str, tmp_path: Path) -> None:
 
 def test_merges_within_a_whole_file_are_pairs_or_texts() -> None:
     path = Path("tokenizer.json")
+    merges: Any
     for merges in ([["a", "b"], ["c", "d"]], ["a b", "c d"], ["a b", ["c", "d"]]):
         assert _merges_within(path, {"model": {"merges": merges}}) == "a b\nc d"
     assert _merges_within(path, {"model": {"merges": []}}) == ""
