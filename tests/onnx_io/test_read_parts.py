@@ -61,7 +61,8 @@ def test_calls_have_the_defaults_of_their_functions(stated: tuple[str, str, str]
     assert [node.domain for node in made.graph.node] == ["", "", "sdort"]
     assert [(f.domain, f.name) for f in made.functions] == [("sdort", "keep")]
     x = np.array([-1.0, 2.0, -3.0], np.float32)
-    y: Any = onnx.reference.ReferenceEvaluator(made).run(None, {"x": x})[0]
+    evaluator: Any = onnx.reference.ReferenceEvaluator(made)
+    (y,) = evaluator.run(None, {"x": x})
     for alpha in alphas:
         x = np.where(x < 0, x * np.float32(alpha), x)
     np.testing.assert_allclose(y, x, rtol=1e-6)
@@ -74,6 +75,14 @@ def test_a_call_that_states_all_is_left_alone_and_other_domains_too() -> None:
     assert len(proto.graph.node[0].attribute) == 1
     assert not other.attribute
     assert len(proto.functions[1].node[0].attribute) == 1
+
+
+def test_overloads_are_refused() -> None:
+    proto = parser.parse_model(DEFAULTS.format(first="", second="", third=""))
+    proto.functions[1].overload = "second"
+    with pytest.raises(BadModelError, match="overloaded functions are not supported") as caught:
+        inline_functions(proto, "unet")
+    assert (caught.value.component, caught.value.node) == ("unet", "outer")
 
 
 def chain(*bodies: list[str]) -> dict[tuple[str, str], onnx.FunctionProto]:
