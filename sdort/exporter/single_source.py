@@ -62,6 +62,9 @@ def _with_configs(file: SingleFile, configs: Source, replaced: Replacements) -> 
         else:
             index[name] = index[name.replace("text_encoder", "tokenizer")] = [None, None]
     _tell_lacks([name for name in file.lacks if not entry_of(index, name)], replaced, file.path.name)
+    if unnamed := [name for name in file.tensors if not entry_of(index, name)]:
+        parts = " and ".join(f"a {name}" for name in unnamed)
+        warn(f"{file.path.name} has {parts} that {configs.folder} does not name, and that is not exported")
     return Source(configs.name, configs.folder, index, tensors=file.tensors, vae=file.release.vae)
 
 

@@ -301,6 +301,37 @@ def test_what_a_file_lacks_comes_from_a_folder(
     assert found.tensors == single(*has).tensors
 
 
+@pytest.mark.parametrize("lost", [(), ("vae",), ("unet", "text_encoder_2")])
+@pytest.mark.parametrize("entry", [None, [None, None]], ids=["gone", "null"])
+def test_a_part_of_a_file_that_the_folder_does_not_name_is_told(
+    lost: tuple[str, ...], entry: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    parts = ("unet", "text_encoder", "text_encoder_2", "vae")
+    index = {part: entry if part in lost else ["l", part] for part in parts}
+    given = {name: each for name, each in index.items() if each is not None}
+    found = single_source._with_configs(single(*parts), Source("n", tmp_path, given), Replacements(config=tmp_path))
+    assert found.index == given
+    said = "".join(capsys.readouterr().err.split())
+    words = (
+        f"b.safetensors has {' and '.join(f'a {name}' for name in lost)} that {tmp_path} does not name, and that is not"
+    )
+    assert ("".join(words.split()) in said) == bool(lost)
+    assert bool(said) == bool(lost)
+
+
+@pytest.mark.parametrize("source_index", [[None, None], ["l", "T"]], ids=["null", "named"])
+def test_weights_of_a_part_that_an_index_does_not_name_are_not_taken(
+    source_index: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(single_source, "has_weights", lambda folder: True)
+    index = {"unet": UNET, "vae": source_index, "text_encoder": ["l", "a"], "text_encoder_2": ["l", "b"]}
+    file = single("text_encoder", "text_encoder_2")
+    found = single_source._with_configs(file, Source("n", tmp_path, index), Replacements(config=tmp_path))
+    assert found.index["vae"] == source_index
+    said = capsys.readouterr().err
+    assert ("vae: from" in said, "has no VAE" in said) == (source_index[1] is not None, source_index[1] is None)
+
+
 @pytest.mark.parametrize("pooled", [False, True])
 def test_a_controlnet_as_a_source(
     pooled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
