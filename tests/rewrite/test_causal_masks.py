@@ -149,6 +149,7 @@ float closed = {{{closed}}}, int64 limit = {{{limit}}}, int64[1] flat = {{-1}}> 
     whole = Shape (x)
     n = Gather ({of}, {axis})
     r = Range (zero, n, one)
+    {lines}
     column = Unsqueeze (r, col)
     k = {keys}
     b = {compare} ({first})
@@ -159,7 +160,8 @@ float closed = {{{closed}}}, int64 limit = {{{limit}}}, int64[1] flat = {{-1}}> 
 def masked(**more: str) -> Editor:
     values = {
         "batch": "B", "rows": "S", "more": "", "closed": "-10000.0", "limit": "5000000000", "of": "whole",
-        "axis": "one", "keys": "Identity (r)", "compare": "LessOrEqual", "first": "k, column", "arms": "open, closed",
+        "axis": "one", "lines": "", "keys": "Identity (r)", "compare": "LessOrEqual", "first": "k, column",
+        "arms": "open, closed",
     }  # fmt: skip
     return edit(MASK.format(**values | more))
 
@@ -181,6 +183,35 @@ def test_masks_that_are_computed_from_sizes(more: dict[str, str], causal: bool) 
     rows = editor.shape(editor.graph.inputs[0])
     assert rows is not None
     assert is_causal(editor, editor.graph.outputs[0], rows[1]) is causal
+
+
+KEYS = "w = Shape <end = 1> (d)  t = Squeeze (w)  "
+SHIFTS = {
+    "more keys than queries": "p = Sub (t, n)  s = Max (p, zero)", "fewer": "p = Sub (n, t)  s = Max (p, zero)",
+    "as many": "p = Equal (t, n)  s = Cast <to = 7> (p)", "any": "s = Sub (t, n)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SHIFTS)
+def test_a_mask_that_follows_another_size_is_not_causal(name: str) -> None:
+    """As with keys of earlier tokens: where the other size is another, the triangle is shifted."""
+    for keys, causal in (("Add (r, s)", False), ("Identity (r)", True)):
+        editor = masked(more=", float[T] d", lines=KEYS + SHIFTS[name], keys=keys)
+        assert is_causal(editor, editor.graph.outputs[0], symbol("S")) is causal
+
+
+def test_the_batch_is_no_size_of_a_mask_that_is_not_causal() -> None:
+    """One batch is neither 1 nor the length; a mask that has it as an axis stays one."""
+    editor = edit("""
+        g (float[B, S, 8] x) => (float[] mask) <int64[1] two = {2}, int64 zero = {0}, int64 one = {1}, float o = {0.0},
+        float c = {-10000.0}, int64[1] col = {1}> {
+            w = Shape (x)  n = Gather (w, one)  r = Range (zero, n, one)  k = Unsqueeze (r, col)  b = LessOrEqual (r, k)
+            m = Where (b, o, c)  e = Shape <end = 1> (x)  l = Shape <start = 1, end = 2> (x)
+            t = Concat <axis = 0> (e, l, l)  mask = Expand (m, t)
+        }""")
+    assert is_causal(editor, editor.graph.outputs[0], symbol("S"))
+    (shape,) = [node for node in editor.graph.nodes if node.op == "Concat"]
+    assert not is_causal(editor, shape.outputs[0], symbol("S"))
 
 
 def test_no_mask_is_not_causal() -> None:

@@ -58,7 +58,8 @@ def test_a_node_is_appended_with_names_facts_and_its_maker() -> None:
     assert taken is b
     assert [node.op for node in b.inputs] == ["Cos"]
     third = editor.cast(x, np.dtype(np.float16))
-    assert (third.op, third.attrs, editor.dtype(third.outputs[0])) == ("Cast", {"to": 10}, np.float16)
+    assert (third.op, third.attrs) == ("Cast", {"to": 10})
+    assert editor.dtype(third.outputs[0]) == np.float16
     into = gs.Variable("into")
     assert editor.cast(x, np.dtype(np.int64), into).outputs == [into]
 
@@ -93,6 +94,8 @@ def test_what_reads_a_tensor_reads_another_and_an_output_keeps_its_name() -> Non
     assert [id(t) for t in twice.inputs] == [id(new)] * 2
     assert nodes["y"].inputs[0] is nodes["z"].inputs[0] is new
     count = len(editor.graph.nodes)
+    assert [editor.is_output(nodes[name].outputs[0]) for name in "abyz"] == [False, False, True, True]
+    assert not editor.is_output(gs.Variable("y"))
     editor.replace(nodes["y"].outputs[0], new)
     assert len(editor.graph.nodes) == count + 1
     editor.finish()
@@ -124,6 +127,7 @@ def test_a_graph_that_was_changed_from_outside_is_taken_as_it_is() -> None:
     editor = edit(TEXT)
     facts = editor.facts
     assert editor.facts is facts
+    assert (editor.half, Editor(editor.model, half=True).half) == (False, True)
     editor.graph.nodes.append(gs.Node("Cos", "mine", {}, [editor.graph.outputs[0]], [gs.Variable("w")]))
     editor.graph.nodes.reverse()
     editor.refresh()
@@ -168,7 +172,9 @@ def test_small_constants_are_read_and_others_are_not() -> None:
         found = array(constant(values)) if limit is None else array(constant(values), limit)
         assert (found is not None) is read
     inline = Inline(np.arange(4.0))
-    assert np.array_equal(array(constant(Cast(inline, np.float16))), np.arange(4.0))
+    read_back = array(constant(Cast(inline, np.float16)))
+    assert read_back is not None
+    assert read_back.tolist() == [0.0, 1.0, 2.0, 3.0]
     absent = Absent("p", [4], np.float32)
     assert array(constant(absent)) is None
     assert array(constant(Concatenated([Cast(inline, np.float32), absent], 0))) is None
@@ -188,7 +194,7 @@ def test_small_constants_are_read_and_others_are_not() -> None:
 
 def test_the_node_that_computes_a_tensor() -> None:
     tensor, free = gs.Variable("t"), gs.Variable("f")
-    node = gs.Node("Gelu", "g", {}, [free], [tensor], domain="com.microsoft")
+    node: Any = gs.Node("Gelu", "g", {}, [free], [tensor], domain="com.microsoft")
     assert producer(free) is None
     assert producer(tensor) is node
     assert producer(tensor, "Gelu", "com.microsoft") is node
