@@ -38,6 +38,7 @@ from sdort.generation.input_image import (
     _on_white,
     _other_format,
     _told,
+    read_image,
 )
 from sdort.generation.mask_meaning import _is_drawn, selected_by
 from sdort.pipelines.scheduler_names import SAMPLERS, WITH_ETA, WITHOUT_SPACING, find_scheduler
@@ -486,6 +487,25 @@ def test_tiles_lie_beside_each_other() -> None:
     ):  # fmt: skip
         with pytest.raises(ValueError, match="lie over each other"):
             _check_tiles(wrong)
+
+
+@pytest.mark.parametrize("number", [1, 3], ids=["honest", "shared"])
+def test_exif_in_hexadecimal_is_bounded_too(number: int, tmp_path: Path) -> None:
+    """As ImageMagick writes it: a line of its kind, one of its length, and lines of digits."""
+    entries = b"".join(struct.pack("<HHII", 1000 + tag, 7, 90_000, 8) for tag in range(number))
+    data = b"II" + struct.pack("<HIH", 42, 8, number) + entries + bytes(4) + bytes(90_000)
+    digits = data.hex()
+    lines = "\n".join(digits[first : first + 72] for first in range(0, len(digits), 72))
+    text = f"\nexif\n{len(data):8}\n{lines}\n".encode()
+    Image.new("RGB", (3, 2)).save(tmp_path / "a.png")
+    plain = (tmp_path / "a.png").read_bytes()
+    profile = chunk(b"zTXt", b"Raw profile type exif\0\0" + zlib.compress(text))
+    (tmp_path / "a.png").write_bytes(plain[:33] + profile + plain[33:])
+    if number == 1:
+        assert read_image(tmp_path / "a.png", "--init-image").size == (2, 3)
+        return
+    with pytest.raises(UsageError, match="is no image that can be read: its tags have"):
+        read_image(tmp_path / "a.png", "--init-image")
 
 
 def test_every_mode_is_grey_colour_or_with_transparency() -> None:

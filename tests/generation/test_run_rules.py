@@ -19,8 +19,9 @@ from support.noting import noting
 from sdort.errors import CancelledError, OutputError, ParityError, UsageError
 from sdort.generation import command, job, prompts
 from sdort.generation.command import _case, _refuse_bad, _shown_progress, _with_placement
-from sdort.generation.control_choice import _pairs, parse_control_choice
+from sdort.generation.control_choice import ControlChoice, _pairs, parse_control_choice
 from sdort.generation.images import _check_place, _free_paths
+from sdort.generation.ip_adapter_choice import IpAdapterChoice
 from sdort.generation.ip_adapter_tokens import _resized
 from sdort.generation.job import Job, _plan_lines, _read_files, _remark_on_files, _within_limit
 from sdort.generation.last_lines import _seeds
@@ -218,6 +219,21 @@ def test_an_image_for_the_encoder_is_not_a_line(monkeypatch: pytest.MonkeyPatch)
     for size, shown in (((10, 31), "31x10"), ((31, 10), "10x31")):
         with pytest.raises(UsageError, match=f"has {shown} pixels, which is too long"):
             _resized(image(*size), 8)
+
+
+def test_choices_are_taken_as_they_are_or_read(tmp_path: Path) -> None:
+    control, image_of = ControlChoice(Path("net"), "a.png", 0.5), IpAdapterChoice("a.png", 0.5)
+    assert job.choose_control(control) is control
+    assert job.choose_ip_adapter_image(image_of) is image_of
+    assert job.choose_control("net:a.png:0.5") == ControlChoice(Path("net"), Path("a.png"), 0.5)
+    (tmp_path / "b.png:2").touch()
+    path: Any = tmp_path / "b.png:2"  # as people give it beside texts
+    assert job.choose_ip_adapter_image(path) == IpAdapterChoice(path)
+    assert job.choose_ip_adapter_image("a.png:-.5") == IpAdapterChoice(Path("a.png"), -0.5)
+    assert job.choose_ip_adapter_image("a.png:x") == IpAdapterChoice(Path("a.png:x"))
+    for wrong in ("", ":2"):
+        with pytest.raises(UsageError, match="expected IMAGE or IMAGE:SCALE"):
+            job.choose_ip_adapter_image(wrong)
 
 
 # Requests
