@@ -552,7 +552,7 @@ def test_an_inspection_is_of_the_providers_that_are_named_or_all(
 ) -> None:
     from sdort.providers import PROVIDER_NAMES
 
-    asked: list[Any] = []
+    asked: Any = []
     monkeypatch.setattr(console, "verbosity", lambda: console.VERBOSE if verbose else console.NORMAL)
     found = SimpleNamespace(components=["c"])
     monkeypatch.setattr("sdort.inspection.command.inspect", lambda path, providers: asked.append(providers) or found)
@@ -611,7 +611,7 @@ def test_remarks_on_a_placement_stand_below_it(printed: Printed, monkeypatch: py
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_signature_is_told_with_its_holder(as_json: bool, printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(folder=Path("/m"), trusted=Path("/key.pem"), signature=Path("/m/model.sig"))
-    asked: list[Any] = []
+    asked: Any = []
     monkeypatch.setattr(
         "sdort.pipelines.folder_signature.verify_signature", lambda *given: asked.append(given) or found
     )

@@ -45,7 +45,7 @@ def comfy(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             self.inpaints = True
 
     classes = {name: type(name, (Model,), {}) for name in ("BaseModel", "SDXL", "SDXLRefiner")}
-    modules = {
+    modules: dict[str, dict[str, Any]] = {
         "comfy": {}, "comfy.model_base": {**classes, "ModelType": SimpleNamespace(EPS="EPS", V_PREDICTION="V")},
         "comfy.model_detection": {
             "detect_unet_config": lambda state, prefix: {
@@ -112,7 +112,7 @@ def test_a_patcher_s_patches_are_used_before_it_samples_and_hooks_are_refused() 
 
 @pytest.mark.parametrize("fallback", [None, "cuda cannot be used: no driver"])
 def test_a_provider_that_is_passed_over_is_told(fallback: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[Any] = []
+    asked: Any = []
     told: list[str] = []
     monkeypatch.setattr(unet_folder, "open_folder", lambda path, needed: asked.append((path, needed)) or "folder")
     monkeypatch.setattr(
@@ -120,8 +120,8 @@ def test_a_provider_that_is_passed_over_is_told(fallback: str | None, monkeypatc
     )
     monkeypatch.setattr(unet_folder, "warn", told.append)
     monkeypatch.setattr(UnetFolder, "denoiser", lambda self: (self.folder, self.provider))
-    assert unet_folder.load_denoiser("m") == ("folder", CPU)  # type: ignore[comparison-overlap]
-    assert unet_folder.load_denoiser(Path("m"), "cuda") == ("folder", CPU)  # type: ignore[comparison-overlap]
+    assert unet_folder.load_denoiser("m") == ("folder", CPU)
+    assert unet_folder.load_denoiser(Path("m"), "cuda") == ("folder", CPU)
     assert asked == [(Path("m"), ("unet",)), "auto", (Path("m"), ("unet",)), "cuda"]
     assert told == ([fallback] * 2 if fallback else [])
 
@@ -173,7 +173,7 @@ def test_it_is_opened_and_tuned_on_its_provider(control: bool, adapters: bool, m
 def test_a_denoiser_tunes_where_there_is_something_to_tune(
     provider: Any, tunes: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
+    asked: Any = []
     monkeypatch.setattr(unet_folder, "can_tune", lambda own, options: asked.append((own, options.provider)) or tunes)
     monkeypatch.setattr(unet_folder, "Denoiser", lambda *given: given)
     monkeypatch.setattr(unet_folder, "PatchedWeights", lambda names: ("weights", names))

@@ -255,7 +255,7 @@ def test_a_step_gets_what_is_prepared_for_it(prompt: bool, time: bool, for_time:
         {name: torch.zeros(1) for name in for_time}, False
     )  # fmt: skip
     made_of_prompt, rows = SimpleNamespace(step=made_step, time=made_time), PreparedInputs({}, True)
-    asked: list[Any] = []
+    asked: Any = []
     parts: Any = SimpleNamespace(step=["sample", "timestep"], beside=["p", "b"])
     own: Any = session(SAMPLE, spec("timestep"))
     made = TensorSession(own, CPU)
@@ -267,7 +267,7 @@ def test_a_step_gets_what_is_prepared_for_it(prompt: bool, time: bool, for_time:
         )
     if time:
         made._rows = SimpleNamespace(of=lambda *given: asked.append(given) or rows)  # type: ignore[assignment]
-    made._step.run = lambda *ran: ran  # type: ignore[assignment, method-assign, return-value]
+    made._step.run = lambda *ran: ran  # type: ignore[assignment, method-assign]
     ran: Any = made._outputs(given)
     assert {name: id(value) for name, value in ran[0].items()} == {name: id(given[name]) for name in parts.step}
     assert [*map(id, ran[1:])] == [*map(id, [made_step] * prompt + [rows] * time)]
@@ -454,7 +454,7 @@ def test_a_tensor_on_a_gpu_is_known_by_its_count_of_changes(
 ) -> None:
     binding: Any = Binding()
     binding.fitted = lambda name, value: value
-    compared: list[Any] = []
+    compared: Any = []
     monkeypatch.setattr(kept_prompts, "torch", SimpleNamespace(equal=lambda *pair: compared.append(pair) or True))
     kept = KeptPrompts(binding, ("s",), ())
     values: dict[str, Any] = {"text": OnGpu(), "size": OnGpu()}

@@ -214,7 +214,7 @@ def test_what_operators_take_as_constants_alone_does_not_change(
     constant: frozenset[str], as_inputs: bool, computed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[str] = []
-    asked: list[Any] = []
+    asked: Any = []
     monkeypatch.setattr(session, "warn", told.append)
     monkeypatch.setattr(
         session, "weights_of", lambda graph, ops: asked.append(("of", ops)) or ({"b"} if ops else set())

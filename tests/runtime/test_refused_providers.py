@@ -275,11 +275,11 @@ def test_problems_of_a_vendor_are_the_most_basic_first(vendor: str, monkeypatch:
 def probed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Probes a GPU's provider; what it does comes in order."""
     probe._why_not.cache_clear()
-    order: list[Any] = []
+    order: Any = []
 
     def install(
         name: str = "rocm", *, listed: bool = True, foreign: Problem | None = None, error: str | None = None
-    ) -> list[Any]:
+    ) -> Any:
         runtime = SimpleNamespace(get_available_providers=lambda: [PROVIDERS[name].ep] if listed else [])
         monkeypatch.setattr(probe, "import_onnxruntime", lambda: runtime)
         monkeypatch.setattr(probe, "flavour", lambda: SimpleNamespace(distribution="ort", version="9.9"))
@@ -299,7 +299,7 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     return install
 
 
-def test_a_probe_is_of_the_gpu_that_is_asked_for_and_done_once(probed: Callable[..., list[Any]]) -> None:
+def test_a_probe_is_of_the_gpu_that_is_asked_for_and_done_once(probed: Callable[..., Any]) -> None:
     order = probed(error="it fails")
     options = RuntimeOptions("rocm", device_id=2)
     assert [probe.why_not(ROCM, options) for _ in range(2)] == ["it fails ['p']"] * 2
@@ -316,7 +316,7 @@ def test_a_probe_is_of_the_gpu_that_is_asked_for_and_done_once(probed: Callable[
     assert order[1:] == ["preload", ("session", "cuda", 2)]
 
 
-def test_nothing_is_loaded_that_could_not_work(probed: Callable[..., list[Any]]) -> None:
+def test_nothing_is_loaded_that_could_not_work(probed: Callable[..., Any]) -> None:
     order = probed(foreign=Problem("architecture", "no code", "Build it."))
     assert probe.why_not(ROCM, RuntimeOptions()) == "no code. Build it."
     assert [step[0] for step in order] == ["architecture"]
@@ -401,7 +401,7 @@ def test_the_linker_is_asked_for_the_providers_library(
 
 
 def test_packages_of_cuda_are_loaded_in_silence_where_there_are_such(capsys: pytest.CaptureFixture[str]) -> None:
-    calls: list[str] = []
+    calls: Any = []
     runtime = SimpleNamespace(preload_dlls=lambda: calls.append("loaded") or sys.stdout.write("noise"))
     for provider in (ROCM, CUDA, CPU):
         probe._preload(runtime, provider)
@@ -440,7 +440,7 @@ def test_the_cpu_stands_in_only_where_it_may_and_can(
 def test_memory_that_is_used_is_in_mebibytes(
     lines: list[str] | None, used: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[tuple[str, ...]] = []
+    asked: Any = []
     monkeypatch.setattr(memory, "run_tool", lambda *command: asked.append(command) or lines)
     assert memory._nvidia_used(3) == used
     assert asked == [("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=3")]

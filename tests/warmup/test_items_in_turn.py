@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,7 @@ import pytest
 from sdort.errors import BadModelError, MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.generation.decode import Plan
 from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.opener import NotLoadedError
 from sdort.warmup import command as warm
 from sdort.warmup.items import Decode, Item
@@ -38,7 +41,7 @@ class Machine:
         self.smaller: dict[str, list[Item]] = {}
         self.ran: list[str] = []
         self.outcomes: dict[str, float | SdortError] = {}
-        monkeypatch.setattr(warm.time, "monotonic", lambda: self.clock)
+        monkeypatch.setattr(time, "monotonic", lambda: self.clock)
         for name in ("say", "warn", "detail"):
             monkeypatch.setattr(warm, name, lambda text, name=name: self.told.append((name, text)))
         store: Any = SimpleNamespace(names=lambda: [*self.kept], find=lambda key: self.kept.get(key.name))
@@ -229,8 +232,8 @@ def test_an_item_runs_until_nothing_new_is_found(
     monkeypatch.setattr(warm, "tuning_state", state)
     monkeypatch.setattr(warm, "filling", filling)
     ticks = iter([10.0, 12.25, 20.0, 20.5])
-    monkeypatch.setattr(warm.time, "perf_counter", lambda: next(ticks))
-    runtime = warm.RuntimeOptions("rocm", tuning=tuning, device_id=3)
+    monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
+    runtime = RuntimeOptions("rocm", tuning=tuning, device_id=3)
     target: Any = SimpleNamespace(runtime=runtime, provider="card")
     store: Any = "store"
     each = item("unet", "a")
@@ -264,7 +267,7 @@ def test_a_run_is_given_up_when_the_budget_is_spent(left: float | None, monkeypa
             self.state = "over"
 
     session: Any = SimpleNamespace(stop=lambda: None)
-    monkeypatch.setattr(warm.threading, "Timer", Timer)
+    monkeypatch.setattr(threading, "Timer", Timer)
     monkeypatch.setattr(warm, "open_session", lambda *_: session)
     machine = Machine(monkeypatch, left)
     machine.warmer.target.provider = "card"  # type: ignore[misc, assignment]
@@ -280,7 +283,7 @@ def test_a_run_is_given_up_when_the_budget_is_spent(left: float | None, monkeypa
             assert given is session
             (timer,) = made
             assert (timer.state, timer.call) == ("started", session.stop)
-            assert timer.seconds == (warm.threading.TIMEOUT_MAX if left is None else left)
+            assert timer.seconds == (threading.TIMEOUT_MAX if left is None else left)
             raise KeyError
 
     with pytest.raises(KeyError):
