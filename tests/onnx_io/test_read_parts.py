@@ -368,17 +368,17 @@ def test_a_weight_of_one_value_is_seen_whole(value: float, tmp_path: Path) -> No
     assert not _seems_constant(weight)  # cut off
 
 
-@pytest.mark.parametrize(("varying", "refused"), [(0, True), (9, True), (10, True), (11, False), (100, False)])
+@pytest.mark.parametrize(("varying", "refused"), [(0, True), (5, True), (6, False), (50, False)])
 def test_a_tenth_of_the_bytes_has_to_vary(varying: int, refused: bool, tmp_path: Path) -> None:
-    values = np.zeros((100, 20, 20), np.float32)
+    values = np.zeros((50, 20, 20), np.float32)
     values[:varying] += np.arange(20, dtype=np.float32)
     whole = stored(tmp_path / "w", values)
-    weights = [Stored(whole.path, 1600 * index, (20, 20), whole.dtype) for index in range(100)]
+    weights = [Stored(whole.path, 1600 * index, (20, 20), whole.dtype) for index in range(50)]
     vector = stored(tmp_path / "vector", np.arange(10**5, dtype=np.float32))
     if not refused:
         refuse_constant([*weights, vector, object()], "unet")
         return
-    with pytest.raises(BadModelError, match=rf"{100 - varying}% of their bytes .*the largest: 0\)") as caught:
+    with pytest.raises(BadModelError, match=rf"{100 - 2 * varying}% of their bytes .*the largest: 0\)") as caught:
         refuse_constant([*weights, vector, object()], "unet")
     assert caught.value.component == "unet"
     refuse_constant(weights[-40:], "unet")  # too little to say
