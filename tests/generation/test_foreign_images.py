@@ -508,6 +508,32 @@ def test_exif_in_hexadecimal_is_bounded_too(number: int, tmp_path: Path) -> None
         read_image(tmp_path / "a.png", "--init-image")
 
 
+@pytest.mark.parametrize("form", [*input_image.FORMATS, "PCX", "ICO", "SGI", "TGA", "DDS"])
+def test_only_usual_formats_are_read_and_without_a_word(
+    form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever Pillow would read beside them, and whatever the file's name says."""
+    Image.new("RGB", (16, 24), (9, 200, 40)).save(tmp_path / "a.png", form)
+    if form in input_image.FORMATS:
+        assert read_image(tmp_path / "a.png", "--init-image").size == (24, 16)
+        assert capsys.readouterr().err == ""
+        return
+    with pytest.raises(UsageError, match="it has none of the formats that are read"):
+        read_image(tmp_path / "a.png", "--init-image")
+
+
+@pytest.mark.parametrize("check", ["_check_tiles", "_check_pixels", "count_pictures"])
+def test_a_file_is_checked_before_it_is_decoded(check: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*given: Any) -> None:
+        raise ValueError(f"refused by {check}")
+
+    Image.new("RGB", (2, 2)).save(tmp_path / "a.png")
+    monkeypatch.setattr(input_image, check, refuse)
+    monkeypatch.setattr(Image.Image, "load", lambda *given: pytest.fail("it was decoded"))
+    with pytest.raises(UsageError, match=f"refused by {check}"):
+        read_image(tmp_path / "a.png", "--init-image")
+
+
 def test_every_mode_is_grey_colour_or_with_transparency() -> None:
     values = np.array([[0, 128, 300], [257, 65535, 65406]], np.int32)
     for made in (Image.fromarray(values), Image.fromarray(values.astype(np.uint16))):
