@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -329,3 +330,116 @@ def test_an_ip_adapter_is_for_a_source_with_a_unet(tmp_path: Path) -> None:
         else:
             _refuse_refiner(source, unet)
     _refuse_refiner(source, {"attn1.to_k.weight": Inline(np.ones((2, 1280)))})
+
+
+@pytest.mark.parametrize("signed", [False, True])
+@pytest.mark.parametrize("static", [None, "1x64x96"])
+def test_the_order_of_an_export(
+    signed: bool, static: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """OUT is checked first, space before the first slow step; the list of files comes last but for the signature."""
+    calls: Any = list[Any]()
+    parts, stage = [spec("unet", "U"), spec("vae_decoder", "V")], tmp_path / "stage"
+    for part in parts:
+        (stage / part.name).mkdir(parents=True)
+    applied = AppliedIpAdapter("i", "plus", 16, "p", "s")
+    source = Source("n", tmp_path / "model", {"_class_name": "P"}, ip_adapters=(applied,))
+    words = SimpleNamespace(
+        words=("w",),
+        component=lambda part: replace(part, class_name=f"{part.class_name} with words"),
+        config=lambda name, config: {"of": name, **config},
+        write=lambda folder: calls.append(("words", folder)),
+    )
+    adaptation = SimpleNamespace(tensors="tensors", adapters=["adapter"], words=words)
+
+    @contextmanager
+    def staged(out: Path, overwrite: bool, reads: Any, *, why_foreign: Any) -> Any:
+        calls.append(("stage", out, overwrite, reads))
+        yield stage
+        calls.append("moved")
+
+    @contextmanager
+    def opened(model: str, request: Any) -> Any:
+        calls.append(("open", model))
+        yield source
+
+    def plan(*given: Any) -> Any:
+        calls.append(("plan", *given[:4]))
+        return SimpleNamespace(raise_if_short=lambda: calls.append("room"))
+
+    def export_component(part: Any, adapted: Any, folder: Path, opset: int, cache: Any) -> Any:
+        assert (adapted, folder, opset, cache.folder) == (adaptation, stage, 21, tmp_path / "traces")
+        calls.append(("component", part.class_name))
+        return f"written {part.name}"
+
+    times = iter([10.0, 14.5])
+    for name, stub in {
+        "time": SimpleNamespace(perf_counter=lambda: next(times)), "staged_directory": staged, "_opened": opened,
+        "_components": lambda *given: parts, "_adapted": lambda *given: adaptation, "plan_space": plan,
+        "_export_component": export_component, "_reads": lambda *given: [Path("read")],
+        "component_config": lambda given, name, cache: {"config": name},
+        "copy_processors": lambda *given: calls.append(("processors", *given)),
+        "write_index": lambda *given: calls.append(("index", *given)),
+        "write_manifest": lambda folder, made, given: calls.append(("manifest", folder, list(made.components), given)),
+    }.items():  # fmt: skip
+        monkeypatch.setattr(command, name, stub)
+    signer: Any = SimpleNamespace(sign=lambda *given: calls.append(("sign", *given))) if signed else None
+    options: Any = {"opset": 21, "cache_dir": tmp_path / "traces", "static": static}
+    report = command._export("m", tmp_path / "out", check_options(options), True, signer)
+    chosen = [words.component(part) for part in parts]
+    components = ["written unet", "written vae_decoder"]
+    assert calls == [
+        ("stage", tmp_path / "out", True, [Path("read")]), ("open", "m"),
+        ("plan", chosen, "tensors", tmp_path / "out", 21), "room", ("component", "U with words"),
+        ("component", "V with words"), ("processors", source, stage), ("words", stage),
+        ("index", stage, source, chosen),
+        ("manifest", stage, components, tmp_path / "model"), *([("sign", stage, "out")] if signed else []), "moved",
+    ]  # fmt: skip
+    for part in parts:
+        written = json.loads((stage / part.name / "config.json").read_text())
+        assert written == {"of": part.name, "config": part.name}
+    assert report == ExportReport(
+        tmp_path / "out", "n", "P", 21, static, components, ["adapter"], ["w"], [applied], 4.5  # type: ignore[list-item,arg-type]
+    )  # fmt: skip
+
+
+def test_a_plan_downloads_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Any = list[Any]()
+    words = SimpleNamespace(component=lambda part: f"{part} with words")
+
+    @contextmanager
+    def opened(model: str, request: Any, downloads: bool) -> Any:
+        calls.append(("open", model, downloads))
+        yield "source"
+
+    def plan(chosen: Any, tensors: Any, out: Path, opset: int, cache: Any) -> Any:
+        calls.append(("plan", chosen, tensors, out, opset, cache._traces.keeps))
+        return "the plan"
+
+    monkeypatch.setattr(command, "_opened", opened)
+    monkeypatch.setattr(command, "plan_space", plan)
+    monkeypatch.setattr(command, "_components", lambda *given: ["a", "b"])
+    monkeypatch.setattr(command, "_adapted", lambda *given: SimpleNamespace(words=words, tensors="tensors"))
+    monkeypatch.setattr(command, "check_output", lambda *given, why_foreign: calls.append(("output", *given)))
+    monkeypatch.setattr(command, "_reads", lambda *given: [Path("read")])
+    for overwrite in (False, True):
+        found: Any = command.plan_export("m", tmp_path / "out", overwrite=overwrite, opset=21, cache_dir=tmp_path)
+        assert found == "the plan"
+        assert calls == [
+            ("output", tmp_path / "out", overwrite, [Path("read")]), ("open", "m", False),
+            ("plan", ["a with words", "b with words"], "tensors", tmp_path / "out", 21, False),
+        ]  # fmt: skip
+        calls.clear()
+
+
+def test_an_export_hands_on_its_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: Any = list[Any]()
+    monkeypatch.setattr(command, "_export", lambda *given: calls.append(given) or "report")
+    monkeypatch.setattr(command, "make_signer", lambda *given: ("signer", *given))
+    for overwrite in (False, True):
+        found: Any = command.export(
+            Path("m"), "out", overwrite=overwrite, sign="k", certificate="c", opset=21, control=True
+        )
+        assert found == "report"
+        request = check_options({"opset": 21, "control": True})
+        assert calls.pop() == ("m", Path("out"), request, overwrite, ("signer", "k", "c"))
