@@ -162,7 +162,8 @@ def _unchanged(editor: Editor, node: gs.Node) -> gs.Tensor | None:
         training = len(node.inputs) > 2 and node.inputs[2].name and scalar(node.inputs[2]) != 0
         return None if training else first
     if node.op == "Cast":
-        return first if editor.dtype(first) == editor.dtype(node.outputs[0]) is not None else None
+        dtype = editor.dtype(first)  # numpy takes None for float64
+        return first if dtype is not None and dtype == editor.dtype(node.outputs[0]) else None
     if node.op in ("Reshape", "Expand", "Flatten", "Squeeze", "Unsqueeze"):
         return first if same else None
     if node.op == "Slice":

@@ -213,7 +213,8 @@ def _fixed_channels(layout: Layout, norm: gs.Node) -> bool:
 
 def _float32(editor: Editor, tensor: gs.Tensor) -> gs.Tensor:
     """ORT's kernels read gamma and beta as fp32 whatever the image is."""
-    if editor.dtype(tensor) in (None, np.float32):
+    dtype = editor.dtype(tensor)
+    if dtype is None or dtype == np.float32:  # not "in": numpy takes None for float64
         return tensor
     if isinstance(tensor, gs.Constant):
         return editor.constant(cast_values(tensor._values, np.float32), tensor.name)

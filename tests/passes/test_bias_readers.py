@@ -38,7 +38,7 @@ WEIGHTS: dict[str, Array] = {
     "one": np.ones(1, np.float32),
     "four": np.ones(4, np.float32),
     "wide": np.ones((1, 8), np.float32),
-    "scalar": np.float32(1).reshape(()),
+    "scalar": np.array(1, np.float32),
     "rows": np.array([0, -1, 8]),
     "half_rows": np.array([0, -1, 4]),
     "twice": np.array([1, 2, 2, 1], np.float32),
@@ -261,5 +261,5 @@ def test_biases_are_added_up(count: int) -> None:
     weights = [Inline(value) for value in values]
     found = total([None, *weights, None])
     assert (found is weights[0]) == (count == 1)
-    assert (found.shape, found.dtype) == ((5,), np.float32)
+    assert (found.shape, found.dtype) == ((5,), np.dtype(np.float32))
     np.testing.assert_allclose(found.load(), np.sum(values, 0), rtol=1e-6)

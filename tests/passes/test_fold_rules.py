@@ -135,6 +135,16 @@ def test_a_node_that_does_nothing_is_its_input(case: tuple[str, bool]) -> None:
     assert nothing or found is None
 
 
+@pytest.mark.parametrize("to", [1, 10, 11, 7])
+def test_a_cast_of_an_unknown_type_stays(to: int) -> None:
+    """numpy holds None for float64."""
+    editor = edit(f"g (float[3] x) => (float[] y) {{ y = Cast <to = {to}> (x) }}")
+    (node,) = editor.graph.nodes
+    assert editor.dtype(node.outputs[0]) is not None
+    node.inputs[0] = gs.Variable("who_knows")
+    assert fold._unchanged(editor, node) is None
+
+
 ZEROS: dict[str, tuple[str, bool]] = {
     "a filling": ("ConstantOfShape (n)", True),
     "a filling with zero": ("ConstantOfShape <value: tensor = float[1] {0.0}> (n)", True),
@@ -216,5 +226,5 @@ def test_stored_integers_keep_their_scale_zero_point_and_axis(
     found = fold._dequantized(node, weights["w"])
     assert (found is None) == (axis is None)
     if found is not None:
-        assert (found.axis, found.dtype, found.shape) == (axis, np.float32, (4, 6))
+        assert (found.axis, found.dtype, found.shape) == (axis, np.dtype(np.float32), (4, 6))
         assert list(found.leaves()) == list(weights.values())

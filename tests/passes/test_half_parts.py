@@ -222,13 +222,13 @@ def test_a_weight_is_cast_as_the_converter_says(stored: type, converted: int, wa
     weight = Described([3, 5], stored)
     made = half._resolve(TensorProto(name="w", data_type=converted, dims=[3, 5]), {"w": weight})
     assert isinstance(made, Weight)
-    assert (made.dtype, made.shape, list(made.leaves())) == (wanted, (3, 5), [weight])
+    assert (made.dtype, made.shape, list(made.leaves())) == (np.dtype(wanted), (3, 5), [weight])
     assert (made is weight) == (stored == wanted)
     assert half._resolve(TensorProto(name="v", data_type=converted, dims=[3, 5]), {"w": weight}) is None
-    values = np.ones((3, 5), stored)
+    values: Any = np.ones((3, 5), stored)
     inline = half._resolve(TensorProto(name="w", data_type=converted, dims=[3, 5]), {"w": values})
     assert inline is not None
-    assert (inline.dtype, inline.shape) == (wanted, (3, 5))
+    assert (inline.dtype, inline.shape) == (np.dtype(wanted), (3, 5))
 
 
 def test_every_tensor_is_stated_to_the_converter_with_its_type_and_shape() -> None:

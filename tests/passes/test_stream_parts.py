@@ -16,9 +16,9 @@ RNG = np.random.default_rng(0)
 WEIGHTS: dict[str, Array] = {
     **{name: RNG.standard_normal((8, 8)).astype(np.float32) for name in ("w", "v", "table")},
     **{name: RNG.standard_normal(8).astype(np.float32) for name in ("b", "gamma")},
-    "eps": np.float32(0.5).reshape(()), "row": np.full(8, 0.5, np.float32), "two": np.float32(2).reshape(()),
-    "three": np.float32(3).reshape(()), "half": np.float32(0.5).reshape(()), "minus": np.float32(-0.5).reshape(()),
-    "one": np.float32(1).reshape(()), "last": np.array([-1]), "kernel": np.ones((5, 5, 1), np.float32),
+    "eps": np.array(0.5, np.float32), "row": np.full(8, 0.5, np.float32), "two": np.array(2, np.float32),
+    "three": np.array(3, np.float32), "half": np.array(0.5, np.float32), "minus": np.array(-0.5, np.float32),
+    "one": np.array(1, np.float32), "last": np.array([-1]), "kernel": np.ones((5, 5, 1), np.float32),
 }  # fmt: skip
 NORM = "RMSNormalization <epsilon = 0.5>"
 
@@ -64,7 +64,7 @@ def test_what_is_added_is_scaled_by_its_weights_where_it_has_any(case: tuple[str
         assert added == {"Mul": 1 + products}
         (norm,) = (node for node in editor.graph.nodes if node.op == "RMSNormalization")
         assert "h" not in editor.graph.tensors(), "what is scaled has the name of what is not"
-        assert (editor.shape(norm.inputs[0]), editor.dtype(norm.inputs[0])) == ((5, 8), np.float32)
+        assert (editor.shape(norm.inputs[0]), editor.dtype(norm.inputs[0])) == ((5, 8), np.dtype(np.float32))
 
     check_step(text, step, weights=weights, rtol=1e-5)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import onnx
 import pytest
@@ -94,7 +96,7 @@ def test_every_cast_is_where_it_is_needed_and_no_other(case: tuple[str, set[str]
     onnx.shape_inference.infer_shapes(proto, strict_mode=True)
 
 
-KINDS: dict[str, tuple[str, dict[str, object], dict[str, int]]] = {
+KINDS: dict[str, tuple[str, dict[str, Any], dict[str, int]]] = {
     "a cast to half": ("Cast", {"to": 10}, {"to": 1}),
     "a cast that saturates": ("Cast", {"to": 10, "saturate": 1}, {"to": 1, "saturate": 1}),
     "a cast to double": ("Cast", {"to": 11}, {"to": 11}),
@@ -107,7 +109,7 @@ KINDS: dict[str, tuple[str, dict[str, object], dict[str, int]]] = {
 
 
 @pytest.mark.parametrize("case", KINDS.values(), ids=KINDS)
-def test_attributes_that_say_half_say_single(case: tuple[str, dict[str, object], dict[str, int]]) -> None:
+def test_attributes_that_say_half_say_single(case: tuple[str, dict[str, Any], dict[str, int]]) -> None:
     op, attrs, wanted = case
     node = helper.make_node(op, ["x"], ["y"], **attrs)
     widen._widen_attributes(node)
@@ -124,7 +126,7 @@ def test_tensors_of_half_in_attributes_are_single(op: str, dtype: type, wanted: 
     node = helper.make_node(op, [], ["y"], value=numpy_helper.from_array(values, "kept"))
     widen._widen_attributes(node)
     found = numpy_helper.to_array(node.attribute[0].t)
-    assert (found.dtype, node.attribute[0].t.name) == (wanted, "kept")
+    assert (found.dtype, node.attribute[0].t.name) == (np.dtype(wanted), "kept")
     np.testing.assert_array_equal(found, values)
 
 
