@@ -87,6 +87,15 @@ def test_open_sizes_in_two_axes_are_moved_too() -> None:
     assert [value.shape for value in walk.values["z"]] == [(3, 1)] * 2
 
 
+@pytest.mark.parametrize("node", ["Expand (o, s)", "ConstantOfShape (s)", "Tile (v, s)", "Reshape (x, s)"])
+def test_what_is_filled_by_open_sizes_has_no_closed_ones_in_their_place(node: str) -> None:
+    """The numbers that stand for an open size never become one."""
+    walk = walked(f"{SIZES}o = Constant <value_ints = [1]> ()  v = Reshape (o, to)  y = {node}  z = Shape (y)")
+    assert (told(walk, "z") or [None])[0] is None
+    known = [d.dim_value for kind in walk.types.values() for d in kind.tensor_type.shape.dim]
+    assert max(known) <= 65
+
+
 def test_sizes_of_what_has_no_shape_are_not_known() -> None:
     walk = walked("a = Reshape (x, d)  b = Relu (a)  y = Shape (b)  z = Shape (nowhere)")
     assert (told(walk), told(walk, "z")) == ([None] * 3, None)  # as many axes as the target has elements
