@@ -581,15 +581,28 @@ def test_what_cannot_be_inspected_together(words: str, message: str) -> None:
     assert (result.exit_code, message in result.output) == (2, True)
 
 
-def test_a_difference_is_of_the_first_path_to_the_second(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
-    diff = SimpleNamespace(components={"unet": []})
-    monkeypatch.setattr(
-        "sdort.inspection.command.compare", lambda before, after: diff if (str(before), str(after)) == ("a", "b") else 1
-    )
-    monkeypatch.setattr("sdort.inspection.component_tables.change_tables", lambda parts: [list(parts)])
-    monkeypatch.setattr("sdort.inspection.component_tables.change_verdict", lambda parts: f"of {len(parts)}")
-    assert printed.of("inspect", "--diff", "a", "b") == [("show", ["unet"]), ("conclude", "of 1")]
+@pytest.mark.parametrize("differ", [False, True])
+def test_a_difference_is_of_the_first_path_to_the_second(
+    differ: bool, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    diff = SimpleNamespace(components={"unet": []}, places={"vae": []}, differ=differ)
+
+    def compare(*paths: Path) -> Any:
+        asked.append([*map(str, paths)])
+        return diff
+
+    monkeypatch.setattr("sdort.inspection.command.compare", compare)
+    tables = "sdort.inspection.component_tables"
+    monkeypatch.setattr(f"{tables}.change_tables", lambda parts, places: [[*parts], [*places]])
+    monkeypatch.setattr(f"{tables}.change_verdict", lambda parts, places: f"of {[*parts, *places]}")
+    shown = [("show", ["unet"]), ("show", ["vae"]), ("conclude", "of ['unet', 'vae']")]
+    assert printed.of("inspect", "--diff", "a", "b") == shown
     assert printed.of("inspect", "--diff", "a", "b", "--json") == [("emit_json", diff)]
+    assert asked == [["a", "b"]] * 2
+    for words in ([], ["--json"]):
+        ended = CliRunner().invoke(cli, ["inspect", "--diff", "a", "b", "--exit-code", *words])
+        assert ended.exit_code == int(differ)
 
 
 def test_remarks_on_a_placement_stand_below_it(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
