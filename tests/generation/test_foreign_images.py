@@ -645,3 +645,29 @@ def test_what_is_told_of_a_mask(levels: dict[str, int], told: str, capsys: pytes
         said = capsys.readouterr().err
         assert told in said
         assert bool(told) == bool(said)
+
+
+@pytest.mark.parametrize(("alpha", "drawn"), [(127, True), (128, False)])
+def test_colours_that_are_nearly_transparent_mean_nothing(
+    alpha: int, drawn: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """White lies on black where a mask is drawn, and else what is transparent is selected."""
+    values = np.zeros((6, 10, 4), np.uint8)
+    values[:3, :, :3], values[:, :, 3] = 255, 255
+    values[2:4, :, 3] = alpha
+    values[3, :, :3] = np.arange(10)[:, None] * 20
+    mask = np.asarray(selected_by(Image.fromarray(values), "it"))
+    expected = values[:, :, 0] * (values[:, :, 3] / 255) if drawn else 255 - values[:, :, 3]
+    np.testing.assert_allclose(mask, expected, atol=1)
+    told = capsys.readouterr().err
+    assert ("is drawn on a transparent ground" in told) is drawn
+    assert "is not black and white" not in told  # its greys are soft edges
+
+
+def test_one_transparent_pixel_is_a_hole() -> None:
+    values = np.random.default_rng(0).integers(0, 256, (5, 4, 4), np.uint8)
+    values[:, :, 3] = 255
+    opaque = Image.fromarray(values)
+    np.testing.assert_array_equal(np.asarray(selected_by(opaque, "it")), np.asarray(opaque.convert("L")))
+    values[4, 1, 3] = 254
+    np.testing.assert_array_equal(np.asarray(selected_by(Image.fromarray(values), "it")), 255 - values[:, :, 3])

@@ -375,6 +375,9 @@ def test_a_strength_leaves_the_last_steps(
     part = WHOLE if share is None else Part(first, begin=Begin.IMAGE, masked=True)
     assert _stage(*arguments) == Stage((64, 96), schedule, steps, calls - first, Clock(schedule * order), part)
     assert asked == [("folder", "request", schedule)]
+    if share is not None:
+        plain = Part(first, begin=Begin.NOISE, masked=False)
+        assert _stage(*arguments[:5]).part == plain
 
 
 def test_the_strength_that_an_error_advises_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
