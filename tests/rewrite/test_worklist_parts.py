@@ -223,3 +223,16 @@ def test_a_sweep_infers_what_looks_different_and_then_asks(monkeypatch: pytest.M
     assert work.sweep() == 0
     assert told == ["Neg", "Neg", "Tan", "Neg", "Tan"]
     assert inferred == ["Neg", "Neg", "Tan"]  # all are settled
+
+
+def test_a_change_in_place_wakes_the_node_and_its_readers() -> None:
+    editor = edit("g (float[4] x) => (float[4] o, float[4] p) { a = Neg (x)  b = Abs (a)  o = Tan (b)  p = Sin (b) }")
+    nodes = named(editor)
+
+    def to_cos(editor: Editor, node: gs.Node) -> bool:
+        node.op = "Cos"
+        return True
+
+    work = _Worklist(editor, [to_cos])
+    assert work._visit(nodes["b"])
+    assert waiting(work) == ["b", "o", "p"]
