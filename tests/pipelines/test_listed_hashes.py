@@ -57,6 +57,21 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pyt
     assert len(calls) == 4
 
 
+def test_a_file_is_another_by_each_part_of_its_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = iter(range(99))
+    status = {"st_dev": 1, "st_ino": 2, "st_size": 3, "st_mtime_ns": 4, "st_ctime_ns": 5, "st_atime_ns": 6}
+    monkeypatch.setattr(own_files, "_HASHES", {})
+    monkeypatch.setattr(own_files, "hash_open", lambda number: str(next(numbers)))
+    monkeypatch.setattr(own_files, "os", SimpleNamespace(fstat=lambda number: SimpleNamespace(**status)))
+    (tmp_path / "a").touch()
+    assert [_hash(tmp_path / "a"), _hash(tmp_path / "a")] == ["0", "0"]
+    for count, key in enumerate(("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"), 1):
+        status[key] += 100
+        assert _hash(tmp_path / "a") == str(count)
+    status["st_atime_ns"] += 100
+    assert _hash(tmp_path / "a") == "5"
+
+
 @pytest.mark.parametrize(
     ("place", "entry", "words"),
     [
@@ -81,6 +96,7 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pyt
         ("a", {"bytes": 1, "xxh128": 5}, "has no size or no hash"),
         ("a", [1, DIGEST], "has no size or no hash"),
         ("a", None, "has no size or no hash"),
+        ("y" * 201, None, f"broken: '{'y' * 200}' has no size or no hash"),
     ],
     ids=lambda value: value[:20].encode("unicode_escape").decode() if isinstance(value, str) else "",
 )
