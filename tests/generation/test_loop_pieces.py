@@ -423,6 +423,19 @@ def test_a_schedule_is_kept_as_it_is(times: str, takes_image: bool, masked: bool
         assert _unpack(changed) is None
 
 
+@pytest.mark.parametrize(
+    "header", ["5", "null", '[true, "int64", 5]', '[true, "int64", [["a"]]]', "[true, 7, [[3]]]", "["]
+)
+def test_a_header_of_a_stranger_is_none(header: str) -> None:
+    assert _unpack(header.encode() + b"\n" + bytes(80)) is None
+
+
+@pytest.mark.parametrize(("steps", "rows", "kept"), [(1, 2, True), (3, 3, False), (3, 2, False), (0, 2, False)])
+def test_a_schedule_has_steps_and_more_rows_than_these(steps: int, rows: int, kept: bool) -> None:
+    content = _pack(Recurrence(np.zeros(steps), np.ones((steps, rows)), np.ones(rows)))
+    assert (_unpack(content) is not None) is kept
+
+
 def test_arrays_follow_one_another() -> None:
     first, second = np.array([3, 1], np.int32), np.arange(6.0).reshape(2, 3)
     found = list(_arrays(first.tobytes() + second.tobytes(), "int32", [[2], [2, 3]]))
