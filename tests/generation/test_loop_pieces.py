@@ -424,10 +424,14 @@ def test_a_schedule_is_kept_as_it_is(times: str, takes_image: bool, masked: bool
 
 
 @pytest.mark.parametrize(
-    "header", ["5", "null", '[true, "int64", 5]', '[true, "int64", [["a"]]]', "[true, 7, [[3]]]", "["]
-)
-def test_a_header_of_a_stranger_is_none(header: str) -> None:
-    assert _unpack(header.encode() + b"\n" + bytes(80)) is None
+    ("header", "size"),
+    [("5", 80), ("null", 80), ('[true, "int64", 5]', 80), ('[true, "int64", [["a"]]]', 80), ("[true, 7, [[3]]]", 24),
+     ("[", 80), ('[true, "int64", [[3]]]', 24), ('[true, "int64", []]', 0), ('[true, "int64", [[3], [3, 5]]]', 144),
+     (f'[true, "int64", [[{10**30}]]]', 80), ('[true, "int64", [[-1]]]', 80)],
+    ids=["number", "null", "no shapes", "text", "times", "no JSON", "one", "none", "two", "huge", "negative"],
+)  # fmt: skip
+def test_a_header_of_a_stranger_is_none(header: str, size: int) -> None:
+    assert _unpack(header.encode() + b"\n" + bytes(size)) is None
 
 
 @pytest.mark.parametrize(("steps", "rows", "kept"), [(1, 2, True), (3, 3, False), (3, 2, False), (0, 2, False)])
