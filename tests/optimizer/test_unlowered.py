@@ -6,11 +6,15 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from click.testing import CliRunner, Result
 from support.small_graphs import parse
 
 from sdort.cli import cli
+from sdort.optimizer.report import ComponentReport
+from sdort.optimizer.unlowered import _refused
+from sdort.rewrite.apply import Outcome
 
 WEIGHTS = {
     "gamma": np.ones(8, np.float32),
@@ -103,3 +107,16 @@ def test_a_masked_attention_is_no_miss_of_the_others(tmp_path: Path) -> None:
     result = optimize(tmp_path, MASKED, "--disable", "attention_masked")
     assert result.exit_code == 0, result.output
     assert "--disable attention_masked" in result.stdout
+
+
+def test_a_rule_that_fits_says_why_its_result_is_not_taken() -> None:
+    """By its own name, not the operator's."""
+    report = ComponentReport("unet")
+    report.fusions["of_a"] = Outcome("of_a", declined={"no kernel for B": 2, "no kernel for C": 1})
+    report.fusions["A"] = Outcome("A", declined={"another rule's": 1})
+    node = gs.Node("A", "node_a")
+    for name, why in (
+        ("of_a", "no kernel for B; no kernel for C"), ("of_b", "the provider does not run what it makes")
+    ):  # fmt: skip
+        place = _refused(name, node, report)
+        assert (place.fusion, place.node, place.why, place.applicable) == (name, "node_a", why, False)

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from sdort.runtime.unsteered import _makes_zeros, remove_control_inputs
+from sdort.runtime.unsteered import _makes_zeros, _take_unread, remove_control_inputs
 
 MID = "mid_block_additional_residual"
 DOWN = "down_block_additional_residuals.0"
@@ -172,3 +172,23 @@ MS = "com.microsoft"
 )
 def test_which_operators_make_zeros_of_zeros(made: Any, zeros: bool) -> None:
     assert _makes_zeros(made, "zero") is zeros
+
+
+@pytest.mark.parametrize(
+    ("read", "left", "gone"),
+    [
+        ("a", ["Split", "Neg"], {"r"}),
+        ("b", ["Split", "Neg"], {"r"}),
+        ("x", ["Neg"], {"image", "r", "a", "b"}),
+    ],
+)
+def test_a_node_stays_while_one_of_its_outputs_is_read(read: str, left: list[str], gone: set[str]) -> None:
+    nodes = [
+        helper.make_node("Split", ["image"], ["a", "b"], axis=0),
+        helper.make_node("Relu", ["b" if read == "a" else "a"], ["r"]),
+        helper.make_node("Neg", [read], ["y"]),
+    ]
+    infos = [helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [4]) for name in ("x", "image", "y")]
+    whole = helper.make_graph(nodes, "g", infos[:2], infos[2:])
+    assert _take_unread(whole, {"image"}) == gone
+    assert [node.op_type for node in whole.node] == left
