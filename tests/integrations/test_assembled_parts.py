@@ -1,0 +1,176 @@
+"""The parts of diffusers' pipelines: which modules, tokenizers and encoders a folder has, and with what they load."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from sdort.errors import BadModelError, UsageError
+from sdort.integrations.diffusers import assembled_pipeline as assembled
+from sdort.providers import CPU
+from sdort.providers.cuda import PROVIDER as CUDA
+
+ONE = (SimpleNamespace(component="text_encoder", tokenizer="tokenizer"),)
+SECOND = (SimpleNamespace(component="text_encoder_2", tokenizer="tokenizer_2"),)
+
+
+@pytest.mark.parametrize("encoders", [ONE, SECOND, (*ONE, *SECOND)], ids=["first", "second", "both"])
+@pytest.mark.parametrize("steered", [False, True])
+@pytest.mark.parametrize("texts_of", [None, Path("checkpoint")])
+def test_each_component_is_made_as_it_would_be_loaded_alone(
+    encoders: Any, steered: bool, texts_of: Path | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Any] = []
+    options: Any = {"provider": "cuda", "graph": True}
+
+    def opened(*given: Any, **named: Any) -> str:
+        asked.append((given, named))
+        return "opened"
+
+    monkeypatch.setattr(assembled, "open_components", opened)
+    monkeypatch.setattr(assembled, "reloader", lambda load, path, given, **more: (load.__name__, path, given, more))
+    for name in ("unet_of", "vae_of", "text_encoder_of"):
+        monkeypatch.setattr(assembled, name, lambda *given, name=name: (name, *given))
+    monkeypatch.setattr(assembled, "_torch_encoders", lambda *given: {"text_encoder": ("torch", *given)})
+    folder: Any = SimpleNamespace(path=Path("m"), family=SimpleNamespace(encoders=encoders))
+    found = assembled._components(folder, options, steered, texts_of)
+    names = [each.component for each in encoders]
+    own = [] if texts_of else names
+    assert asked == [
+        ((Path("m"), (*own, "unet", "vae_decoder"), options), {"optional": ("vae_encoder",), "control_inputs": steered})
+    ]
+    expected: dict[str, Any] = {
+        "unet": ("unet_of", "opened", ("load_unet", Path("m"), options, {"control_inputs": steered})),
+        "vae": ("vae_of", "opened", ("load_vae", Path("m"), options, {})), "text_encoder": None, "text_encoder_2": None,
+    }  # fmt: skip
+    for name in own:
+        reload = ("load_text_encoder", Path("m"), options, {"component": name})
+        expected[name] = ("text_encoder_of", "opened", name, reload)
+    if texts_of:
+        expected["text_encoder"] = ("torch", "opened", names, texts_of)
+    assert found == expected
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_torchs_encoders_are_where_the_unet_is_and_of_its_type(
+    device: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the CPU also where the provider's GPU is none of torch's; only while the checkpoint is there."""
+    asked: list[Any] = []
+    left: list[str] = []
+
+    @contextmanager
+    def checkpoint_of(path: Path) -> Any:
+        yield path / "checkpoint"
+        left.append("checkpoint")
+
+    class Engine:
+        def __init__(self, *given: Any, **named: Any) -> None:
+            asked.append((given, named))
+
+        def pipeline(self, name: str) -> Any:
+            assert left == []
+            return SimpleNamespace(**{name: f"module {name}"})
+
+    monkeypatch.setattr(assembled, "checkpoint_of", checkpoint_of)
+    monkeypatch.setattr(assembled, "TorchEngine", Engine)
+    session = SimpleNamespace(provider=CUDA, options=SimpleNamespace(device_id=2))
+    unet = SimpleNamespace(device=torch.device(device), dtype=dtype, session=session)
+    opened: Any = SimpleNamespace(sessions={"unet": unet})
+    found = assembled._torch_encoders(opened, ["text_encoder", "text_encoder_2"], Path("m"))
+    assert found == {name: f"module {name}" for name in ("text_encoder", "text_encoder_2")}
+    provider = CPU if device == "cpu" else CUDA
+    name = {torch.float16: "float16", torch.float32: "float32"}[dtype]
+    assert asked == [((Path("m/checkpoint"), provider, name), {"compiled": False, "device_id": 2})]
+
+
+@pytest.mark.parametrize("encoders", [ONE, SECOND, (*ONE, *SECOND)], ids=["first", "second", "both"])
+def test_tokenizers_are_those_of_the_encoders(encoders: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(assembled, "load_scheduler", lambda path, name: (path, name))
+    monkeypatch.setattr(assembled, "_tokenizer", lambda path: f"of {path}")
+    folder: Any = SimpleNamespace(path=Path("m"), family=SimpleNamespace(encoders=encoders))
+    made = assembled._processors(folder)
+    names = {each.tokenizer for each in encoders}
+    assert made == {
+        "scheduler": (Path("m/scheduler"), None),
+        **{name: f"of m/{name}" if name in names else None for name in ("tokenizer", "tokenizer_2")},
+    }
+
+
+def test_a_tokenizer_is_read_by_sdort_before_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[Any] = []
+
+    def theirs(path: Path, *, local_files_only: bool) -> str:
+        order.append(("theirs", path, local_files_only))
+        if len(order) > 2:
+            raise KeyError("odd")
+        return "tokenizer"
+
+    monkeypatch.setattr(assembled, "load_tokenizer", lambda path: order.append(("ours", path)))
+    monkeypatch.setattr(assembled, "CLIPTokenizer", SimpleNamespace(from_pretrained=theirs))
+    assert assembled._tokenizer(Path("t")) == "tokenizer"
+    assert order == [("ours", Path("t")), ("theirs", Path("t"), True)]
+    with pytest.raises(BadModelError, match="transformers cannot load the tokenizer in t: "):
+        assembled._tokenizer(Path("t"))
+
+
+def test_text_encoders_are_sdorts_or_those_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "one.safetensors").touch()
+    for kind, path, message in (
+        ("sdort", tmp_path, ""), ("sdort", tmp_path / "one.safetensors", ""), ("torch", tmp_path, ""),
+        ("torch", tmp_path / "one.safetensors", "is a single file"), ("onnx", tmp_path, "no text_encoder='onnx'"),
+        ("onnx", tmp_path / "one.safetensors", "no text_encoder='onnx'"),
+    ):  # fmt: skip
+        if message:
+            with pytest.raises(UsageError, match=message):
+                assembled._check_text_encoder(kind, path)
+        else:
+            assembled._check_text_encoder(kind, path)
+
+
+@pytest.mark.parametrize("task", ["text-to-image", "controlnet"])
+@pytest.mark.parametrize("optimize", [False, True, "fp16"])
+@pytest.mark.parametrize("text_encoder", ["sdort", "torch"])
+def test_a_pipeline_gets_what_its_constructor_takes(
+    task: str, optimize: Any, text_encoder: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: dict[str, Any] = {}
+
+    class Pipeline:
+        def __init__(self, unet: Any, scheduler: Any, safety_checker: Any, controlnet: Any = None) -> None:
+            self.got = (unet, scheduler, safety_checker, controlnet)
+
+    folder = SimpleNamespace(path=Path("folder"))
+
+    def note(name: str, result: Any) -> None:
+        def called(*given: Any) -> Any:
+            asked[name] = given
+            return result
+
+        monkeypatch.setattr(assembled, name, called)
+
+    note("open_folder", folder)
+    note("pipeline_class", Pipeline)
+    note("optimized_checkpoint", Path("made"))
+    note("_components", {"unet": "u", "vae": "v"})
+    note("_controlnets", "net")
+    note("_processors", {"scheduler": "s", "tokenizer": "t"})
+    note("_settings", {"safety_checker": None, "add_watermarker": False})
+    steered = task == "controlnet"
+    net = "canny" if steered else None
+    made = assembled.load_pipeline(
+        "m", task, controlnet=net, text_encoder=text_encoder, optimize=optimize, provider="cpu", device_id=3
+    )
+    options = {"provider": "cpu", "device_id": 3}
+    assert made.got == ("u", "s", None, "net" if steered else None)
+    assert asked["open_folder"] == (Path("made") if optimize else Path("m"),)
+    assert asked.get("optimized_checkpoint") == ((Path("m"), optimize, options) if optimize else None)
+    assert asked["pipeline_class"] == (folder, task)
+    assert asked["_components"] == (folder, options, steered, None if text_encoder == "sdort" else Path("m"))
+    assert asked.get("_controlnets") == (("canny", options) if steered else None)
