@@ -191,18 +191,26 @@ def constants(editor: Editor) -> list[list[Any]]:
     return [np.asarray(array(tensor)).tolist() for tensor in ends]
 
 
-def test_results_are_remembered_by_shape_values_and_attributes() -> None:
-    """Twice the same node of other constants: what is remembered of the first is not the second's."""
-    body = """c = ReduceSum <keepdims = 0> (w, one)  d = ReduceSum <keepdims = 0> (h, one)
-        e = ReduceSum <keepdims = 1> (w, one)  p = Sub (u, v)  q = Sub (v, u)"""
+REMEMBERED: dict[str, tuple[str, list[Any]]] = {
+    "shape": ("a = ReduceSum <keepdims = 0> (w, one)  b = ReduceSum <keepdims = 0> (h, one)", [[3, 12], [1, 5, 9]]),
+    "attributes": (
+        "a = ReduceMax <keepdims = 1> (w, one)  b = ReduceMax <keepdims = 0> (w, one)",
+        [[[2], [5]], [2, 5]],
+    ),
+    "order": ("a = Sub (u, v)  b = Sub (v, u)", [-3, 3]),
+}
+
+
+@pytest.mark.parametrize("case", REMEMBERED.values(), ids=REMEMBERED)
+def test_what_is_remembered_of_a_node_is_not_taken_for_another(case: tuple[str, list[Any]]) -> None:
+    body, wanted = case
     values: dict[str, Any] = {
-        "one": np.array([1]), "w": np.arange(6).reshape(2, 3),
-        "h": np.arange(6).reshape(3, 2), "u": np.float32(2).reshape(()), "v": np.float32(5).reshape(()),
+        "one": np.array([1]), "w": np.arange(6).reshape(2, 3), "h": np.arange(6).reshape(3, 2),
+        "u": np.array(2, np.float32), "v": np.array(5, np.float32),
     }  # fmt: skip
-    outputs = ", ".join(f"float[] y{name}" for name in "cdepq")
-    ends = "  ".join(f"y{name} = Identity ({name})" for name in "cdepq")
-    wanted = [[3, 12], [1, 5, 9], [[3], [12]], -3, 3]
-    assert constants(edit(f"g () => ({outputs}) {{ {body}  {ends} }}", values)) == wanted
+    used = {name: value for name, value in values.items() if f"({name}," in body or f" {name})" in body}
+    text = f"g () => (float[] ya, float[] yb) {{ {body}  ya = Identity (a)  yb = Identity (b) }}"
+    assert constants(edit(text, used)) == wanted
 
 
 QUANTIZED: dict[str, tuple[str, tuple[int, ...], str, Any]] = {
