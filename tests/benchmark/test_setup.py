@@ -511,3 +511,91 @@ def test_rooflines_are_of_the_first_case_that_was_timed(monkeypatch: pytest.Monk
     nothing = ([], ["No roofline: it needs unet or vae_decoder, measured in onnxruntime."])  # type: ignore[var-annotated]
     for path, given in (("other", rows), ("onnx", rows[:2]), ("onnx", rows[-1:])):
         assert roofline.measure_rooflines(Path(path), given, RuntimeOptions()) == nothing
+
+
+# Checks and what runs before the steps
+
+
+class Prepared:
+    """A runner whose first step is prepared, or not."""
+
+    def __init__(self, prepares: bool) -> None:
+        self.prepares, self.calls = prepares, 0
+
+    def __call__(self) -> None: ...
+
+    def result(self) -> dict[str, Any]:
+        return {}
+
+    def prepare(self) -> bool:
+        self.calls += 1
+        return self.prepares
+
+
+@pytest.mark.parametrize("prepares", [True, False])
+def test_what_is_prepared_is_timed_as_often_as_calls_are(prepares: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([9.0, 1.0, 2.0, 8.0, 3.0])
+
+    def clock(call: Any) -> float:
+        call()
+        return next(times)
+
+    monkeypatch.setattr(measure, "clock", clock)
+    runner: Any = Prepared(prepares)
+    assert measure._prepare_ms(runner, 5) == (3.0 if prepares else None)
+    assert runner.calls == (6 if prepares else 1)  # the first one tells whether anything is
+    plain: Any = SimpleNamespace()
+    assert measure._prepare_ms(plain, 5) is None
+
+
+@pytest.mark.parametrize("problem", ["it is off", None])
+@pytest.mark.parametrize("failed", [True, False])
+def test_a_call_that_gives_something_else_fails_unless_it_failed_before(
+    failed: bool, problem: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[tuple[Any, ...]] = []
+
+    def check(*arguments: Any) -> Any:
+        seen.append(arguments)
+        return SimpleNamespace(problem=problem)
+
+    monkeypatch.setattr(measure, "check_result", check)
+    made = row()
+    if failed:
+        made.fail("it is wrong")
+    runner = SimpleNamespace(result=lambda: "again")
+    ready: Any = SimpleNamespace(runner=runner, row=made, result="first", precision="limits")
+    case: Any = "a case"
+    measure._check_repeats(ready, case)
+    assert seen == [("a case", "again", "first", "the first call", "limits")]
+    assert made.failed == (failed or problem is not None)
+    if problem and not failed:
+        assert made.status == "not repeatable: it is off"
+    if failed:
+        assert made.status == "it is wrong"
+
+
+@pytest.mark.parametrize("scheduler", ["euler", None])
+def test_a_scheduler_is_looked_up_before_anything_is_opened(
+    scheduler: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+    monkeypatch.setattr(measure, "find_scheduler", seen.append)
+    monkeypatch.setattr(measure, "announce", lambda options: seen.append("announced"))
+    monkeypatch.setattr(measure, "choose_provider", lambda options: (CUDA, "a warning"))
+    assert measure.prepare_benchmark(BenchOptions(scheduler=scheduler)) is CUDA
+    assert seen == ([scheduler] if scheduler else []) + ["announced"]
+
+
+@pytest.mark.parametrize("save", [True, False])
+def test_noise_is_told_always_and_what_cannot_be_judged_where_rows_are_saved(
+    save: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(command, "warn", said.append)
+    monkeypatch.setattr(command, "noise_warning", lambda rows: "noisy")
+    monkeypatch.setattr(command, "save_warnings", lambda rows: ["few", "wide"])
+    path = tmp_path / "saved.json"
+    files: Any = SimpleNamespace(save=path if save else None)
+    command._warn_of_noise([row()], files)
+    assert said == ["noisy", *([f"{path}: few", f"{path}: wide"] if save else [])]

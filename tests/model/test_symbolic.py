@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from support.small_graphs import evaluate
@@ -16,6 +17,7 @@ from sdort.model.symbolic import (
     divide,
     is_known,
     is_natural,
+    name_unknown,
     numbers,
     product,
     symbol,
@@ -276,3 +278,20 @@ def test_known_sees_through_divisions() -> None:
     assert not is_known(hidden)
     assert not is_known((hidden + 1) // 2 + H)
     assert isinstance(hidden, Expr)
+
+
+def test_a_size_that_nothing_is_known_of_keeps_its_name_where_it_stands_alone() -> None:
+    n, one, other = symbol("n"), unknown(), unknown()
+    named: dict[Any, Expr] = {}
+    first = name_unknown(one, "a.0", named)
+    assert first == symbol("?a.0")
+    assert name_unknown(one, "b.1", named) == first  # whoever looks again finds the same size
+    assert name_unknown(other, "c.2", named) == symbol("?c.2")
+    assert len(named) == 2
+    # What only holds it has another size than it, and no name that would stand for it elsewhere.
+    for dim in (one * 2, one * n, one + 1, one + n, one * one):
+        before = dict(named)
+        assert name_unknown(dim, "d.3", named) == symbol("?d.3")
+        assert named == before
+    for known in (3, n, n * 2 + 1, first):
+        assert name_unknown(known, "e.4", named) == known
