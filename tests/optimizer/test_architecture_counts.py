@@ -12,7 +12,7 @@ import pytest
 from support.small_graphs import load
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.component_names import PLAIN
+from sdort.model.component_names import CLIP_SKIP, IMAGE_TOKENS, PLAIN
 from sdort.optimizer import expected
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import Expectation, check_expected, config_misses, fused_forms
@@ -152,7 +152,7 @@ def test_parts_of_both_halves_of_a_vae(component: str, change: dict[str, Any], s
 @pytest.mark.parametrize("hidden_act", ["quick_gelu", "gelu"])
 @pytest.mark.parametrize("kinds", ["w", "p", "ww", "wp", "pp"])
 def test_an_image_encoder_ends_where_its_projections_take_it(kinds: str, hidden_act: str) -> None:
-    made = [
+    made: list[dict[str, Any]] = [
         {"kind": PLAIN} if kind == "w" else {"kind": "plus", "depth": 2 + index} for index, kind in enumerate(kinds)
     ]
     found = architecture({"projections": made, "num_hidden_layers": 5, "hidden_act": hidden_act}, "image_encoder")
@@ -264,8 +264,8 @@ def test_a_fused_graph_is_held_to_its_config_where_the_target_declined_nothing(
     monkeypatch.setattr(expected, "read_component_config", lambda path, component: {"of": (path.name, component)})
     model = load("g (float[2, 3] x, float[2, 3] y) => (float[2, 3] z) { a = Relu (x)  b = Neg (a)  z = Add (b, y) }")
     model.component = "unet"
-    model.graph.inputs[1].name = f"{expected.IMAGE_TOKENS}.0"
-    model.graph.outputs += [gs.Variable(f"{expected.CLIP_SKIP}.{number}") for number in (1, 2, 3)]
+    model.graph.inputs[1].name = f"{IMAGE_TOKENS}.0"
+    model.graph.outputs += [gs.Variable(f"{CLIP_SKIP}.{number}") for number in (1, 2, 3)]
     report = ComponentReport("unet", operators_raised={"Conv": 2, "Gelu": 1, "Erf": 3})
     if declines != "nothing":
         name = EXPAND if declines == "an expansion" else "group_norm"

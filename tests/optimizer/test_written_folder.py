@@ -14,12 +14,16 @@ from support.small_graphs import parse
 
 from sdort.errors import BadModelError, UsageError
 from sdort.machine.disk import WritePlan
+from sdort.machine.version import __version__
 from sdort.onnx_io.components import Survey
 from sdort.optimizer import output, result_size
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.report import ComponentReport, OptimizeReport
 from sdort.optimizer.selection import select_models
+from sdort.pipelines.origin import ORIGIN
+from sdort.pipelines.own_files import FILES
+from sdort.pipelines.tokenizer_files import TABLES
 
 FOUND: dict[str, dict[str, Path]] = {
     "components": {"unet": Path("u"), "safety_checker": Path("s"), "vae_decoder": Path("d")},
@@ -142,7 +146,7 @@ def test_each_tokenizer_is_checked_as_such_and_for_what_it_names(
 
     def processor(folder: Path, *, besides: Any) -> None:
         checked.append(("processor", folder))
-        assert besides == output.TABLES
+        assert besides == TABLES
 
     monkeypatch.setattr(output, "check_processor", processor)
     copy_configs(OptimizeRequest(source, tmp_path / "out"), tmp_path)
@@ -162,7 +166,7 @@ def test_a_manifest_has_the_source_s_history_and_what_was_made(
     monkeypatch.setattr(output, "origin_mark", lambda folder: {"mark": folder.name})
     history = {
         "exported": {"from": "x"},
-        output.FILES: {"unet/model.onnx": "old"},
+        FILES: {"unet/model.onnx": "old"},
         "components": {"unet": {"xxh128": "old", "bytes": 3}, "vae_decoder": {"bytes": 4}},
     }
     source = folder_of(tmp_path / "in", {"sdort.json": json.dumps(history)})
@@ -177,9 +181,9 @@ def test_a_manifest_has_the_source_s_history_and_what_was_made(
     ((stage, content, given),) = written
     assert (stage, given) == (tmp_path / "stage", hashes)
     assert content.pop("optimized") == {
-        "sdort": output.__version__,
+        "sdort": __version__,
         "from": str(source),
-        output.ORIGIN: {"mark": "in"},
+        ORIGIN: {"mark": "in"},
         "provider": "cuda",
         "fp16": fp16,
         "precision": precision,
@@ -195,7 +199,7 @@ def test_a_manifest_has_the_source_s_history_and_what_was_made(
     }
     written.clear()
     extend_manifest(OptimizeRequest(tmp_path / "one.onnx", tmp_path / "out"), report, tmp_path, {})
-    assert written[0][1]["optimized"][output.ORIGIN] is None
+    assert written[0][1]["optimized"][ORIGIN] is None
 
 
 UPSAMPLED = """g (float[1, 4, 5, 6] x) => (float[1, a, b, c] y) {{

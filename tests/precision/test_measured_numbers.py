@@ -13,6 +13,8 @@ import pytest
 from support.small_graphs import edit, parse
 
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
+from sdort.onnx_io.save import save_model
+from sdort.passes import half
 from sdort.precision import fp32_selection, probes, ranges, trial
 from sdort.precision.fp32_selection import Fp32Selector
 from sdort.precision.plan import PlanRule, _to_json
@@ -143,7 +145,7 @@ def test_each_input_counts_as_its_operator_computes_with_it(
     body: str, measured: dict[str, Range], risky: set[str]
 ) -> None:
     weights = {name: np.ones((1, 4, 4), np.float32) for name in "wc" if f" {name})" in body or f"{name}," in body}
-    editor = edit(f"g (float[1, 4, 4] x) => (float[a, b, c] y) {{ {body} }}", weights)  # type: ignore[arg-type]
+    editor = edit(f"g (float[1, 4, 4] x) => (float[a, b, c] y) {{ {body} }}", weights)
     found = find_risks(editor, Ranges(measured))
     assert {risk.what.removeprefix("its ") for risk in found.values()} == risky
 
@@ -314,14 +316,14 @@ def test_a_trial_converts_a_copy_and_compares_what_it_gives(
     overflowed: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kept: list[Any] = []
-    real = trial.half.run
+    real = half.run
 
-    def convert(editor: Any, **options: Any) -> int:
+    def convert(editor: Any, **options: Any) -> Any:
         kept.append(options)
         return real(editor, **options)
 
-    monkeypatch.setattr(trial.half, "run", convert)
-    save = trial.save_model
+    monkeypatch.setattr(half, "run", convert)
+    save = save_model
 
     def saving(model: Any, path: Path) -> Any:
         save(model, path)

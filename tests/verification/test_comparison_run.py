@@ -331,7 +331,8 @@ def test_the_search_takes_the_first_failure_of_each_output(
         assert failed is next(each for each in comparisons if each.output == failed.output and each.problem)
     assert run.result.notes == notes
     assert run.result.searched == ["unet"] * len(outputs)
-    assert run.result.findings == [f"found in {output}" for output in outputs[:1]]
+    findings: list[Any] = list(run.result.findings)
+    assert findings == [f"found in {output}" for output in outputs[:1]]
     assert run.result.missing == ["unet: --bisect cannot tell: it is odd"] * (len(outputs) - 1 if outputs else 0)
 
 
@@ -392,7 +393,8 @@ def test_images_are_compared_request_by_request(original: bool, monkeypatch: Pat
         ("failed", "b", not original, "float16", "it broke", 1),
         ("compared", [("b", calls[3][1][0][1])], not original, "float16"),
     ]
-    assert run.result.images == ["compared 2", "failed", "compared 1"]
+    images: list[Any] = list(run.result.images)
+    assert images == ["compared 2", "failed", "compared 1"]
     if original:
         assert in_torch == []
     else:

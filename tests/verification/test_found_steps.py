@@ -116,7 +116,7 @@ def test_the_nodes_between_and_the_values_that_go_in() -> None:
     assert [node.output[0] for node in nodes_between(graph, "e", {"a", "b"})] == ["u", "e"]
     pairs = {name: TensorPair(name, f"{name}'") for name in ("a", "whole", "open", "target")}
     single, half = np.ones(2, np.float32) / 3, np.ones(2, np.float16)
-    values = {
+    values: dict[TensorPair, tuple[Any, Any]] = {
         pairs["a"]: (single, half),
         pairs["whole"]: (np.array([7], np.int64), np.array([8], np.int32)),
         pairs["open"]: (np.array([True]), np.array([1], np.float16)),
@@ -126,7 +126,7 @@ def test_the_nodes_between_and_the_values_that_go_in() -> None:
         found = source_values(pairs["target"], values, wide)
         assert list(found) == ["a'", "whole'", "open'"]
         assert found["open'"].dtype == np.bool_
-        assert (found["a'"].dtype, found["whole'"].dtype) == (np.float32 if wide else np.float16, np.int64)
+        assert (str(found["a'"].dtype), str(found["whole'"].dtype)) == ("float32" if wide else "float16", "int64")
         np.testing.assert_array_equal(found["a'"], single if wide else single.astype(np.float16))
         assert found["whole'"][0] == 7
 
@@ -136,10 +136,12 @@ def test_fp16_is_widened_wherever_a_node_says_it() -> None:
     values = np.array([[0.5, 3]], np.float16)
     constant = helper.make_node("Constant", [], ["c"], value=numpy_helper.from_array(values))
     (wide,) = _widened(constant).attribute
-    assert (numpy_helper.to_array(wide.t).dtype, numpy_helper.to_array(wide.t).tolist()) == (np.float32, [[0.5, 3]])
+    widened = numpy_helper.to_array(wide.t)
+    assert (str(widened.dtype), widened.tolist()) == ("float32", [[0.5, 3]])
     assert constant.attribute[0].t.data_type == half
     for name, before, after in (("to", half, single), ("dtype", half, single), ("to", 7, 7), ("axis", half, half)):
-        node = helper.make_node("Any", ["a", "b"], ["c"], name="n", domain="d", **{name: before})
+        attribute: dict[str, Any] = {name: before}
+        node = helper.make_node("Any", ["a", "b"], ["c"], name="n", domain="d", **attribute)
         changed = _widened(node)
         assert (changed.attribute[0].i, node.attribute[0].i) == (after, before)
         assert (changed.name, changed.domain, list(changed.input)) == ("n", "d", ["a", "b"])
