@@ -21,6 +21,7 @@ from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning import session_hooks, working_folder
+from sdort.tuning.bundle import BundleError
 from sdort.tuning.session_hooks import SessionTuning, set_results
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import OPS_TABLE, OPS_TUNE, WorkingFolder, copy, link, merge, write_table
@@ -330,3 +331,19 @@ def test_a_gpu_that_cannot_be_asked_is_told_where_tuning_is_asked_for(
     assert ("neither used nor kept: the driver does not tell" in capsys.readouterr().err) is tuning
     assert session_hooks.prepare_tuning(tmp_path, "unet", CPU, replace(asked, tuning=True)).results == {}
     assert {name: place.partition("/")[2] for name, place in VARIABLES.items()} == working_folder.MIOPEN_FOLDERS
+
+
+@pytest.mark.parametrize("damaged", [(), (0,), (1,), (2,), (0, 2)])
+def test_a_damaged_bundle_is_passed_over_and_the_others_are_used(
+    damaged: tuple[int, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def check(bundle: str) -> None:
+        if int(bundle) in damaged:
+            raise BundleError(f"bundle {bundle} is damaged")
+
+    monkeypatch.setattr(session_hooks, "check_files", check)
+    store: Any = SimpleNamespace(of_model=lambda key: ["0", "1", "2"])
+    sound: list[Any] = list(session_hooks._sound(store, "key"))  # type: ignore[arg-type]
+    assert sound == [str(number) for number in range(3) if number not in damaged]
+    told = capsys.readouterr().err
+    assert [number for number in range(3) if f"bundle {number} is damaged; it is not used" in told] == list(damaged)
