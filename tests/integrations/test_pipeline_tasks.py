@@ -55,9 +55,7 @@ def test_each_task_of_each_family_has_its_class(task: str) -> None:
 def test_a_task_is_refused_that_the_components_are_not_for(task: str) -> None:
     refused: dict[str, set[str]] = {
         "refiner": set(CLASSES) - {"image-to-image", "inpainting"},
-        **dict.fromkeys(
-            ("5 channels", "8 channels", "9 channels"), set(CLASSES) - {"inpainting", "controlnet-inpainting"}
-        ),
+        **{f"{number} channels": set(CLASSES) - {"inpainting", "controlnet-inpainting"} for number in (5, 8, 9)},
         "no vae_encoder": set(CLASSES) - {"text-to-image", "controlnet"},
     }
     folders = {"refiner": folder(True, True), "no vae_encoder": folder(encoder=False)}
