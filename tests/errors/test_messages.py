@@ -21,6 +21,7 @@ CODES = {
     "MemoryShortageError": 6,
     "OutputError": 7,
     "RegressionError": 8,
+    "CancelledError": 130,
 }
 
 

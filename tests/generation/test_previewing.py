@@ -222,3 +222,18 @@ def test_sums_of_channels_are_the_familys_and_a_vae_has_its_own_scale(
     for config, scale in (({"scaling_factor": 0.5}, 0.5), ({}, 1.0)):
         monkeypatch.setattr(preview_module, "read_component_config", lambda path, component, config=config: config)
         np.testing.assert_allclose(make_decode(folder, 4, tmp_path, CPU, OPTIONS)(latents), latents / scale + 1)
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("asked", [True, False])
+def test_the_vae_that_is_asked_for_stands_before_the_pipelines_own(
+    own: bool, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    taken: list[Path] = []
+    monkeypatch.setattr(preview_module, "_vae_decode", lambda place, *_: taken.append(place))
+    if own:
+        (tmp_path / "preview_vae").mkdir()
+    folder: Any = SimpleNamespace(path=tmp_path, family=SimpleNamespace(name="none"))
+    monkeypatch.setattr(preview_module, "_linear", lambda _: (np.zeros((4, 3)), np.zeros(3)))
+    make_decode(folder, 4, tmp_path / "asked" if asked else None, CPU, OPTIONS)
+    assert taken == ([tmp_path / "asked"] if asked else [tmp_path / "preview_vae"] if own else [])
