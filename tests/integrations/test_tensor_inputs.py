@@ -13,7 +13,7 @@ import torch
 from transformers import CLIPTextConfig
 
 from sdort.errors import BadModelError, UsageError
-from sdort.integrations.torch import kept_prompts, tensor_session
+from sdort.integrations.torch import GraphUNet, kept_prompts, tensor_session
 from sdort.integrations.torch.graph_module import as_timestep, known_inputs, like
 from sdort.integrations.torch.kept_prompts import KeptPrompts
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, torch_dtype
@@ -564,3 +564,28 @@ def test_an_adapter_for_a_text_encoder_that_is_a_graph_is_refused(
     _refuse_text_encoders({"unet.b": torch.zeros(1), key: torch.zeros(1)}, pipeline)
     assert refused == [name for name in encoders if is_graph and key == f"{name}.a"]
     _refuse_text_encoders({key: torch.zeros(1)}, None)
+
+
+def test_a_step_has_the_weights_of_its_own_scale(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of scale 1 behind another one."""
+    events: list[Any] = []
+
+    @contextmanager
+    def lock() -> Any:
+        events.append("locked")
+        yield
+        events.append("free")
+
+    unet = GraphUNet.__new__(GraphUNet)
+    torch.nn.Module.__init__(unet)
+    unet.adapters = SimpleNamespace(apply=events.append)  # type: ignore[assignment]
+    session: Any = SimpleNamespace(run=lambda feeds: events.append(feeds) or {"y": feeds}, lock=lock())
+    monkeypatch.setattr(GraphUNet, "session", session, raising=False)
+    for scale in (0.5, 1.0, 1.0, 0.0):
+        session.lock = lock()
+        assert unet._run({"x": scale}, scale) == {"y": {"x": scale}}  # type: ignore[dict-item]
+    assert events == [each for scale in (0.5, 1.0, 1.0, 0.0) for each in ("locked", scale, {"x": scale}, "free")]
+    events.clear()
+    unet.adapters = None
+    assert unet._run({"x": 2}, 1.0) == {"y": {"x": 2}}  # type: ignore[dict-item]
+    assert events == [{"x": 2}]

@@ -198,8 +198,11 @@ def test_a_manifest_has_the_source_s_history_and_what_was_made(
         "components": {"unet": {"bytes": 3}, "vae_decoder": {"bytes": 4}},
     }
     written.clear()
-    extend_manifest(OptimizeRequest(tmp_path / "one.onnx", tmp_path / "out"), report, tmp_path, {})
+    # Commands are given relative paths, and the record is read elsewhere.
+    monkeypatch.chdir(tmp_path)
+    extend_manifest(OptimizeRequest(Path("one.onnx"), Path("out")), report, tmp_path, {})
     assert written[0][1]["optimized"][ORIGIN] is None
+    assert written[0][1]["optimized"]["from"] == str(tmp_path.resolve() / "one.onnx")
 
 
 UPSAMPLED = """g (float[1, 4, 5, 6] x) => (float[1, a, b, c] y) {{
