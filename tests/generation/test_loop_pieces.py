@@ -21,7 +21,7 @@ from sdort.generation.control_plan import _other_inputs, _other_outputs
 from sdort.generation.decode import Decoder
 from sdort.generation.device_buffer import Buffer
 from sdort.generation.device_loop import StepAccumulator
-from sdort.generation.host_loop import _predict
+from sdort.generation.host_loop import _predict, embed_guidance
 from sdort.generation.known_schedules import ScheduleCounts, _arrays, _pack, _unpack
 from sdort.generation.memory_need import _largest_attention
 from sdort.generation.prompt_schedule import Clock
@@ -771,3 +771,14 @@ def test_a_png_is_the_picture() -> None:
     with Image.open(io.BytesIO(_png(pixels))) as picture:
         assert picture.format == "PNG"
         np.testing.assert_array_equal(np.asarray(picture), pixels)
+
+
+@pytest.mark.parametrize("width", [4, 5, 6, 7, 256, 257])
+def test_an_embedded_guidance_is_as_wide_as_the_model_asks(width: int) -> None:
+    """Sines, cosines, and a 0 where they are even and the width is not."""
+    half = width // 2
+    angles = 6.5 * 1000 * np.exp(-np.log(10000.0) / (half - 1) * np.arange(half))
+    found = embed_guidance(7.5, width)
+    assert found.shape == (1, width)
+    wanted = [*np.sin(angles), *np.cos(angles), *[0.0] * (width % 2)]
+    np.testing.assert_allclose(found[0], wanted, atol=2e-3)  # angles of thousands, in fp32

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import BadModelError, ParityError, UsageError
 from sdort.integrations.comfyui import optimized_unet, unet_folder
 from sdort.integrations.comfyui.denoiser import Denoiser
+from sdort.integrations.comfyui.optimized_vae import Autoencoder
 from sdort.integrations.comfyui.residual_order import _block_inputs
 from sdort.integrations.comfyui.size_numbers import WIDTH, embed, find_numbers, split_condition
 from sdort.integrations.comfyui.unet_folder import UnetFolder
@@ -244,3 +245,24 @@ def test_a_prompt_is_as_wide_as_the_unets() -> None:
     for block in ("time_embed", "label_emb", "input_blocks", "middle_block", "output_blocks", "out"):
         with pytest.raises(AttributeError, match=f"no module '{block}': .*need ComfyUI's own loader"):
             getattr(made, block)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf"), None])
+@pytest.mark.parametrize("component", ["vae_decoder", "vae_encoder"])
+def test_one_value_that_is_no_number_is_an_error(
+    component: str, bad: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Among thousands that are: ComfyUI would show a hole."""
+    output = torch.ones(1, 8, 4, 4)
+    if bad is not None:
+        output[0, 1, 2, 3] = bad
+    session: Any = SimpleNamespace(
+        session=SimpleNamespace(component=component), inputs={"x": 0}, run=lambda feeds: {"y": output}
+    )
+    monkeypatch.setattr(Autoencoder, "_refuse_shortage", lambda *_: None)
+    vae = Autoencoder(SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    if bad is None:
+        assert vae._run(session, torch.zeros(1, 4, 4, 4), (1, 4, 4)) is output
+        return
+    with pytest.raises(ParityError, match=f"{component} gives values that are no numbers"):
+        vae._run(session, torch.zeros(1, 4, 4, 4), (1, 4, 4))
