@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import csv
 import importlib.util
+import io
 import itertools
 import re
 import warnings
@@ -25,6 +27,7 @@ from sdort.benchmark import roofline, roofline_worker
 from sdort.benchmark.ablation import Ablation, MeasuredStep, ablation_steps
 from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.report import figures, image_maps, latency_plots
+from sdort.benchmark.report.ablation_table import as_text as ablation_text
 from sdort.benchmark.report.benchmark_page import (
     BenchReport,
     add_rooflines,
@@ -462,3 +465,11 @@ def test_plots_write_names_as_they_are() -> None:
     for svg in drawn:
         ElementTree.fromstring(svg)
     assert "\x1b" not in page
+
+
+def test_the_rows_of_an_ablation_say_their_step_and_what_it_equals() -> None:
+    found = ablation()
+    lines = list(csv.DictReader(io.StringIO(ablation_text(found, "csv"))))
+    stages = [stage for stage in found.stages for _ in stage.rows]
+    assert [(line["step"], line["same_as"]) for line in lines] == [(stage.name, stage.same_as) for stage in stages]
+    assert {line["same_as"] for line in lines} == {"", "+ FMHA"}

@@ -345,3 +345,22 @@ def test_a_build_is_forced_where_it_is_asked_for(force: bool, monkeypatch: pytes
     with pytest.raises(Stopped):
         sdort.build_ops(force=force)
     assert asked == [force]
+
+
+@pytest.mark.parametrize("name", ["candidate", "against", "checkpoint", "prompts"])
+def test_a_report_replaces_nothing_that_it_is_made_from(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "input"
+    file.write_text("a\n")
+    protected: list[Path] = []
+
+    def check(page: Path, overwrite: bool, inputs: list[Path]) -> None:
+        protected.extend(inputs)
+        raise Stopped
+
+    monkeypatch.setattr("sdort.verification.command.check_output_file", check)
+    values: dict[str, Any] = {"candidate": "model", name: str(file), "report": "page.html", "overwrite": True}
+    with pytest.raises(Stopped):
+        sdort.verify(**values)
+    assert file in protected

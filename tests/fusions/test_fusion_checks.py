@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx_graphsurgeon as gs
 import pytest
 from onnx import numpy_helper
 from support.fusion_models import before_model
@@ -261,3 +262,15 @@ def test_a_skip_is_no_larger_than_what_it_is_added_to(
         (info,) = [each for each in model.graph.input if each.name == name]
         info.CopyFrom(onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, dims))
     assert apply_fusion(fusion, Editor(from_proto(model, None, "test"))).matched == fits
+
+
+@pytest.mark.parametrize("name", [name for name, fusion in load_fusions().items() if fusion.module.ANCHOR == "Resize"])
+def test_a_mode_that_is_left_out_is_nearest(name: str) -> None:
+    """As ONNX has it (https://onnx.ai/onnx/operators/onnx__Resize.html)."""
+    concerns = load_fusions()[name].module.concerns
+    modes = {None: True, "nearest": True, "linear": False, "cubic": False}
+    found = {}
+    for mode in modes:
+        node = gs.Node("Resize", attrs={} if mode is None else {"mode": mode})
+        found[mode] = bool(concerns(None, node))
+    assert found == modes

@@ -396,3 +396,12 @@ def test_nodes_that_one_comes_to() -> None:
     for starts, ends in (([0], {0, 1, 2, 3}), ([3], {3}), ([4, 2], {2, 3, 4, 5}), ([], set())):
         found = _reached([nodes[number] for number in starts], lambda node: [nodes[each] for each in beside[node["n"]]])
         assert found == {id(nodes[number]) for number in ends}
+
+
+@pytest.mark.parametrize(
+    ("link", "found"), [(["3", 0], True), ([3, 0], True), (["4", 0], False), ([], False), ("3", False)], ids=str
+)
+def test_a_link_is_a_list_that_begins_with_a_nodes_name(link: Any, found: bool) -> None:
+    """As text, which ComfyUI writes, or as a number, which other programs write."""
+    made = graph(**{"3": ("EmptyLatentImage", {"width": 64})})
+    assert made._at(link) is (made.nodes["3"] if found else None)

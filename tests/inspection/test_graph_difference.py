@@ -178,3 +178,21 @@ def test_the_command_tells_it_first_and_by_its_exit_code(tmp_path: Path) -> None
     assert (result.exit_code, "--exit-code is for --diff" in result.stderr) == (2, True)
     assert sdort.compare(one, other).differ
     assert not sdort.compare(one, one).differ
+
+
+def test_the_order_of_summands_hides_no_difference_behind_them() -> None:
+    """And is none itself, though what is summed was computed in another way."""
+    text = """g (float[4] x, float[4] v) => (float[4] y) {
+        a = Abs (x)
+        b = Neg (v)
+        s = Add (a, b)
+        t = Relu (s)
+        u = Elu <alpha = 2.0> (t)
+        y = Tanh (u) }"""
+    changed = text.replace("Add (a, b)", "Add (b, a)").replace("alpha = 2.0", "alpha = 3.0")
+    changed = changed.replace("b = Neg (v)", "c = Ceil (v)\n b = Neg (c)")
+    assert [(place.kind, place.what) for place in places(text, changed)] == [
+        ("operators", "no node -> 1 node (1 Ceil)"), ("attribute", "alpha: 2 -> 3")
+    ]  # fmt: skip
+    widened = text.replace("t = Relu (s)", "r = Sqrt (s)\n t = Relu (r)").replace("Add (a, b)", "Add (b, a)")
+    assert [place.what for place in places(text, widened)] == ["no node -> 1 node (1 Sqrt)"]
