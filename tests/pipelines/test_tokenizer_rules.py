@@ -122,7 +122,7 @@ OWN = {"<|startoftext|>", "<|endoftext|>"}
           "tokenizer_config.json": {"added_tokens_decoder": {"1": {"content": "<b>"}}}},
          {"added_tokens": [{"content": "<c>"}]}, {"<a>", "<b>", "<c>"}, {"<a>", "<b>", "<c>"}),
     ],
-    ids=str,
+    ids=lambda value: repr(sorted(value) if isinstance(value, set) else value),
 )  # fmt: skip
 def test_tokens_that_no_merge_makes(
     files: dict[str, Any], whole: dict[str, Any], others: set[str], added: set[str], tmp_path: Path
