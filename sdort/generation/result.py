@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, overload
 
 from sdort.console import document
 from sdort.errors import UsageError
@@ -32,6 +32,12 @@ class Image:
     pixels: Array = field(metadata={"json": None}, repr=False)
     """uint8 [height, width, 3], red, green and blue."""
     record: GenerationRecord = field(metadata={"json": None}, repr=False)
+
+    @overload
+    def save(self, path: str | Path, *, overwrite: bool = False) -> Path: ...
+
+    @overload
+    def save(self, path: BinaryIO, *, overwrite: bool = False) -> None: ...
 
     def save(self, path: str | Path | BinaryIO, *, overwrite: bool = False) -> Path | None:
         """Write the image as PNG, with its parameters inside, to a path or an open binary file.

@@ -16,7 +16,7 @@ from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import load_fusions
 
 NAME = "attention_merged"
-SHAPES = {
+SHAPES: dict[tuple[int, ...], bool] = {
     (6, 5, 7): True, (6, 1, 7): True, (1, 5, 7): True, (1, 1, 7): True,
     (6, 5, 1): False, (6, 1, 1): False, (1, 5, 1): False,
 }  # fmt: skip

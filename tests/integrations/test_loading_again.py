@@ -87,8 +87,8 @@ def test_a_pipelines_modules_are_loaded_as_the_pipeline_was(
     folder: Any = SimpleNamespace(path=tmp_path / "fast", family=SimpleNamespace(encoders=encoders))
     options: Any = OPTIONS
     assembled_pipeline._components(folder, options, steered, None)
-    named = {name: {"component": name} for name in ("text_encoder", "text_encoder_2")}
-    wanted = {"unet": {"control_inputs": steered}, "vae": {}, **named}
+    named: dict[str, Any] = {name: {"component": name} for name in ("text_encoder", "text_encoder_2")}
+    wanted: dict[str, Any] = {"unet": {"control_inputs": steered}, "vae": {}, **named}
     assert {name: again.keywords for name, again in made.items()} == {n: {**OPTIONS, **k} for n, k in wanted.items()}
     functions = [each.func.__name__ for each in made.values()]
     assert functions == ["load_unet", "load_vae", "load_text_encoder", "load_text_encoder"]

@@ -579,13 +579,18 @@ def test_a_step_has_the_weights_of_its_own_scale(monkeypatch: pytest.MonkeyPatch
     unet = GraphUNet.__new__(GraphUNet)
     torch.nn.Module.__init__(unet)
     unet.adapters = SimpleNamespace(apply=events.append)  # type: ignore[assignment]
-    session: Any = SimpleNamespace(run=lambda feeds: events.append(feeds) or {"y": feeds}, lock=lock())
+
+    def run(feeds: Any) -> Any:
+        events.append(feeds)
+        return {"y": feeds}
+
+    session: Any = SimpleNamespace(run=run, lock=lock())
     monkeypatch.setattr(GraphUNet, "session", session, raising=False)
     for scale in (0.5, 1.0, 1.0, 0.0):
         session.lock = lock()
-        assert unet._run({"x": scale}, scale) == {"y": {"x": scale}}  # type: ignore[dict-item]
+        assert unet._run({"x": scale}, scale) == {"y": {"x": scale}}
     assert events == [each for scale in (0.5, 1.0, 1.0, 0.0) for each in ("locked", scale, {"x": scale}, "free")]
     events.clear()
     unet.adapters = None
-    assert unet._run({"x": 2}, 1.0) == {"y": {"x": 2}}  # type: ignore[dict-item]
+    assert unet._run({"x": 2}, 1.0) == {"y": {"x": 2}}
     assert events == [{"x": 2}]

@@ -49,7 +49,7 @@ def test_a_stop_ends_what_loads(monkeypatch: pytest.MonkeyPatch) -> None:
         '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg (x)}'
     )
     model = identity.SerializeToString()
-    real = opener.start_session
+    real: Any = opener.start_session  # type: ignore[attr-defined]
 
     def interrupted(*args: Any) -> Any:
         stop_all()

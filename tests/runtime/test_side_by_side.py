@@ -105,6 +105,8 @@ def test_what_is_refused_before_a_session_is_made_falls_back_as_one_that_fails(
     monkeypatch.setattr(side_by_side, "open_or_fall_back", open_or_fall_back)
     events: list[str] = []
     sessions = open_side_by_side(asked, CPU, events.append)
-    ends = {name: ("on the CPU", "it has no kernel") if name == refused else (name.upper(), None) for name in NAMES}
+    ends: dict[str, Any] = {
+        name: ("on the CPU", "it has no kernel") if name == refused else (name.upper(), None) for name in NAMES
+    }
     assert sessions == ends
     assert sorted(events) == sorted({*NAMES} - {refused})
