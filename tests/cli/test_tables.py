@@ -128,3 +128,15 @@ def test_a_no_break_space_holds_words_together_and_is_printed_as_a_space() -> No
     table = Table("", ("what",))
     table.add_row("2\xa0Attention, 14\xa0MultiHeadAttention")
     assert printed(table, 24)[2:] == ["2 Attention,", "14 MultiHeadAttention"]
+
+
+def test_a_block_names_each_column_once() -> None:
+    """On its first line; what is wrapped stands below, without the name."""
+    table = Table("", ("name", "what", ">count"))
+    words = "several words that take some lines of a narrow terminal"
+    table.add_row("a/very/long/name/without/a/space/in/it", words, "7")
+    lines = [line for line in printed(table, 30) if line.startswith("  ")]
+    indent = len("  count  ")
+    assert [line[:indent].strip() for line in lines] == ["what", *[""] * (len(lines) - 2), "count"]
+    assert " ".join(line[indent:].strip() for line in lines[:-1]) == words
+    assert len(lines) > 3

@@ -10,13 +10,16 @@ import numpy as np
 import pytest
 from support.small_graphs import Array, edit, operators
 
-from sdort.errors import BadModelError, SdortError
+from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.optimizer import steps
+from sdort.optimizer.command import _check_disable
+from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.report import ComponentReport
 from sdort.optimizer.steps import PIPELINE, OptimizeOptions, PipelineRun, PipelineStep
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import Outcome, Unfused
 from sdort.rewrite.editor import Editor
+from sdort.rewrite.fusion import load_fusions
 
 RNG = np.random.default_rng(0)
 WEIGHTS: dict[str, Array] = {
@@ -210,3 +213,10 @@ def test_what_the_model_asked_for_itself_is_no_miss_where_it_is_expanded() -> No
     assert done(run, "expand").get("Gelu", 0) == 0
     assert [place.miss for place in places] == [False, True, True]
     assert run.report.fusions["expand"].matched == 2
+
+
+def test_steps_that_are_no_fusions_can_be_left_out_too() -> None:
+    _check_disable([*DISABLED_STEPS, *load_fusions()])
+    assert DISABLED_STEPS
+    with pytest.raises(UsageError, match="sdort fusions"):
+        _check_disable(["conv_biass"])
