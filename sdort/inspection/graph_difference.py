@@ -20,9 +20,10 @@ from sdort.errors.plain_text import cut
 from sdort.inspection.description import operator_name
 from sdort.model.domains import MICROSOFT
 from sdort.model.model import Model
-from sdort.model.topological_order import topological_order
 from sdort.model.weights import Weight
+from sdort.rewrite.editor import producer
 from sdort.rewrite.pattern import COMMUTATIVE, default_attribute, has_default
+from sdort.tables import counted
 
 ATTRIBUTE, WIRING, CONSTANT, OPERATOR = "attribute", "wiring", "constant", "operators"
 
@@ -56,8 +57,7 @@ class _Side:
 
     def __init__(self, model: Model) -> None:
         self.graph = model.graph
-        self.nodes = _ordered(list(model.graph.nodes))
-        self.position = {id(node): index for index, node in enumerate(self.nodes)}
+        self.position = {id(node): index for index, node in enumerate(self.graph.nodes)}
         self.full: dict[int, bytes] = {}
         self.structure: dict[int, bytes] = {}
         self.with_structure: defaultdict[bytes, list[gs.Tensor]] = defaultdict(list)
@@ -66,7 +66,7 @@ class _Side:
             # Inputs correspond by name; what their sizes are called says nothing of what is computed.
             self._set(tensor, _hash(b"input", str(tensor.name)), _hash(b"input", str(index)))
             self.with_structure[self.structure[id(tensor)]].append(tensor)
-        for node in self.nodes:
+        for node in self.graph.nodes:  # a loaded graph is in topological order
             self._add(node)
 
     def _add(self, node: gs.Node) -> None:
@@ -111,7 +111,7 @@ class _Walk:
         return [place for _, place in sorted(self._found, key=lambda found: found[0])]
 
     def _compare(self, one: gs.Tensor, other: gs.Tensor) -> None:
-        node, twin = _producer(one), _producer(other)
+        node, twin = producer(one), producer(other)
         if isinstance(one, gs.Constant) and isinstance(other, gs.Constant):
             self._add_constant(one, other)
         elif node is not None and twin is not None and _alike(node, twin, one, other):
@@ -139,14 +139,14 @@ class _Walk:
             return self._unordered(ours, theirs)
         pairs = [(one, other) for one, other in zip(ours, theirs, strict=False) if self._differ(one, other)]
         mine, others = ([*each] for each in zip(*pairs, strict=True)) if pairs else ([], [])
-        for hashes in ("full", "structure"):
-            left = [getattr(self.before, hashes)[id(one)] for one in mine]
-            right = [getattr(self.after, hashes)[id(other)] for other in others]
+        full = self.before.full, self.after.full
+        for hashes in (full, (self.before.structure, self.after.structure)):
+            left, right = [hashes[0][id(one)] for one in mine], [hashes[1][id(other)] for other in others]
             if left != right and sorted(left) == sorted(right):
                 numbered = enumerate(zip(ours, theirs, strict=False), 1)
                 moved = ", ".join(str(index) for index, pair in numbered if self._differ(*pair))
                 self._add_node(node, twin, WIRING, f"inputs {moved} are the same ones in another order")
-                return [] if hashes == "full" else self._unordered(mine, others)
+                return [] if hashes is full else self._unordered(mine, others)
         return pairs
 
     def _unordered(self, ours: list[gs.Tensor], theirs: list[gs.Tensor]) -> list[tuple[gs.Tensor, gs.Tensor]]:
@@ -175,7 +175,7 @@ class _Walk:
             kind, what = OPERATOR, f"{_counted(ours)} -> {_counted(theirs)}"
         else:
             kind, what = WIRING, "another tensor is read"
-        node = _producer(one)
+        node = producer(one)
         position = -1 if node is None else self.before.position[id(node)]
         self._add(position, kind, "" if node is None else operator_name(node), str(one.name), str(other.name), what)
         if kind == OPERATOR:
@@ -210,7 +210,7 @@ def _region(tensor: gs.Tensor, side: _Side, twin: _Side) -> tuple[list[gs.Node],
         if id(current) in seen:
             continue
         seen.add(id(current))
-        node = _producer(current)
+        node = producer(current)
         if side.structure[id(current)] in twin.with_structure:
             edge.append(current)
         elif node is not None and id(node) not in seen:
@@ -283,15 +283,9 @@ def _hash_constant(constant: gs.Constant) -> bytes:
 
     values = constant._values
     digest = xxhash.xxh3_128()
-    for piece in values.pieces() if isinstance(values, Weight) else [np.ascontiguousarray(constant.values)]:
-        digest.update(piece.data if piece.flags.c_contiguous else piece.tobytes())
+    for piece in values.pieces() if isinstance(values, Weight) else [constant.values]:
+        digest.update(np.ascontiguousarray(piece).reshape(-1).view(np.uint8).data)  # numpy lends no bfloat16 as it is
     return _hash(b"constant", str(constant.dtype), str(tuple(constant.shape)), digest.digest())
-
-
-def _ordered(nodes: list[gs.Node]) -> list[gs.Node]:
-    index = {id(node): number for number, node in enumerate(nodes)}
-    needs = [{index[id(n)] for tensor in node.inputs for n in tensor.inputs if id(n) in index} for node in nodes]
-    return [nodes[number] for number in topological_order(needs)[0]]
 
 
 def _paired(ours: Sequence[gs.Tensor], theirs: Sequence[gs.Tensor]) -> Iterator[tuple[gs.Tensor, gs.Tensor]]:
@@ -303,10 +297,6 @@ def _paired(ours: Sequence[gs.Tensor], theirs: Sequence[gs.Tensor]) -> Iterator[
         other = twin if twin is not None else next(left, None)
         if other is not None:
             yield tensor, other
-
-
-def _producer(tensor: gs.Tensor) -> gs.Node | None:
-    return tensor.inputs[0] if tensor.inputs else None
 
 
 def _alike(node: gs.Node, twin: gs.Node, one: gs.Tensor, other: gs.Tensor) -> bool:
@@ -347,4 +337,4 @@ def _counted(nodes: Sequence[gs.Node]) -> str:
         return "no node"
     counts = Counter(operator_name(node).removeprefix(f"{MICROSOFT}.") for node in nodes).most_common()
     shown = ", ".join(f"{count} {name}" for name, count in counts[:3]) + (", ..." if len(counts) > 3 else "")
-    return f"{len(nodes)} {'node' if len(nodes) == 1 else 'nodes'} ({shown})"
+    return f"{counted(len(nodes), 'node')} ({shown})"

@@ -196,3 +196,18 @@ def test_the_order_of_summands_hides_no_difference_behind_them() -> None:
     ]  # fmt: skip
     widened = text.replace("t = Relu (s)", "r = Sqrt (s)\n t = Relu (r)").replace("Add (a, b)", "Add (b, a)")
     assert [place.what for place in places(text, widened)] == ["no node -> 1 node (1 Sqrt)"]
+
+
+@pytest.mark.parametrize("count", [1, 4, 2000])
+def test_weights_that_numpy_does_not_lend_are_hashed(count: int) -> None:
+    def model(kind: int, value: float) -> onnx.ModelProto:
+        weight = onnx.helper.make_tensor("w", kind, [count], [value] * count)
+        nodes = [onnx.helper.make_node("Cast", ["w"], ["c"], to=1), onnx.helper.make_node("Add", ["x", "c"], ["y"])]
+        infos = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [count]) for name in ("x", "y")]
+        graph = onnx.helper.make_graph(nodes, "g", infos[:1], infos[1:], [weight])
+        return onnx.helper.make_model(graph, opset_imports=[onnx.helper.make_opsetid("", 23)], ir_version=10)
+
+    bfloat16, float16 = onnx.TensorProto.BFLOAT16, onnx.TensorProto.FLOAT16
+    assert places(model(bfloat16, 1.0), model(bfloat16, 1.0)) == []
+    for other in (model(bfloat16, 2.0), model(float16, 1.0)):
+        assert [place.kind for place in places(model(bfloat16, 1.0), other)] == ["constant"]
