@@ -99,6 +99,8 @@ class _Walk:
         self._found: list[tuple[int, Place]] = []
         self._seen: set[tuple[int, int]] = set()
         self._stack: list[tuple[gs.Tensor, gs.Tensor]] = []
+        self._told: set[int] = set()
+        """Nodes, of both graphs, that a place has counted: another one does not walk them again."""
 
     def places(self) -> list[Place]:
         self._stack = list(_paired(self.before.graph.outputs, self.after.graph.outputs))[::-1]
@@ -169,10 +171,12 @@ class _Walk:
 
     def _compare_regions(self, one: gs.Tensor, other: gs.Tensor) -> None:
         """Other operators in between: all up to what has a twin of the same structure on the other side."""
-        ours, known = _region(one, self.before, self.after)
-        theirs, others = _region(other, self.after, self.before)
+        ours, known = self._region(one, self.before, self.after)
+        theirs, others = self._region(other, self.after, self.before)
         if ours or theirs:
             kind, what = OPERATOR, f"{_counted(ours)} -> {_counted(theirs)}"
+        elif {id(producer(tensor)) for tensor in (one, other)} & self._told:
+            return
         else:
             kind, what = WIRING, "another tensor is read"
         node = producer(one)
@@ -184,6 +188,23 @@ class _Walk:
                 of[self.after.structure[id(tensor)]].append(tensor)
             pairs = [(tensor, of[self.before.structure[id(tensor)]]) for tensor in known]
             self._stack += [(tensor, twins.pop(0)) for tensor, twins in pairs if twins]
+
+    def _region(self, tensor: gs.Tensor, side: _Side, twin: _Side) -> tuple[list[gs.Node], list[gs.Tensor]]:
+        """The nodes that lead to a tensor, and the tensors before them whose structure the other side has."""
+        nodes, edge, stack, seen = list[gs.Node](), list[gs.Tensor](), [tensor], set[int]()
+        while stack:
+            current = stack.pop()
+            if id(current) in seen:
+                continue
+            seen.add(id(current))
+            node = producer(current)
+            if side.structure[id(current)] in twin.with_structure:
+                edge.append(current)
+            elif node is not None and id(node) not in self._told:
+                self._told.add(id(node))
+                nodes.append(node)
+                stack += reversed(node.inputs)
+        return nodes, edge
 
     def _differ(self, one: gs.Tensor, other: gs.Tensor) -> bool:
         return self.before.full[id(one)] != self.after.full[id(other)]
@@ -200,24 +221,6 @@ class _Walk:
 
     def _add(self, position: int, *place: str) -> None:
         self._found.append((position, Place(*place)))
-
-
-def _region(tensor: gs.Tensor, side: _Side, twin: _Side) -> tuple[list[gs.Node], list[gs.Tensor]]:
-    """The nodes that lead to a tensor, and the tensors before them whose structure the other side has."""
-    nodes, edge, stack, seen = list[gs.Node](), list[gs.Tensor](), [tensor], set[int]()
-    while stack:
-        current = stack.pop()
-        if id(current) in seen:
-            continue
-        seen.add(id(current))
-        node = producer(current)
-        if side.structure[id(current)] in twin.with_structure:
-            edge.append(current)
-        elif node is not None and id(node) not in seen:
-            seen.add(id(node))
-            nodes.append(node)
-            stack += reversed(node.inputs)
-    return nodes, edge
 
 
 def attributes(node: gs.Node) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -211,3 +212,27 @@ def test_weights_that_numpy_does_not_lend_are_hashed(count: int) -> None:
     assert places(model(bfloat16, 1.0), model(bfloat16, 1.0)) == []
     for other in (model(bfloat16, 2.0), model(float16, 1.0)):
         assert [place.kind for place in places(model(bfloat16, 1.0), other)] == ["constant"]
+
+
+def test_no_node_is_walked_for_each_output_behind_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of chains of other operators, each of whose tensors is an output."""
+    from sdort.inspection import graph_difference as module
+    from sdort.rewrite import editor
+
+    real, calls = editor.producer, [0]
+
+    def counted(tensor: Any) -> Any:
+        calls[0] += 1
+        return real(tensor)
+
+    monkeypatch.setattr(module, "producer", counted)
+    steps = []
+    for length in (60, 120):
+        outputs = ", ".join(f"float[4] t{n + 1}" for n in range(length))
+        text = f"g (float[4] t0) => ({outputs}) {{ {' '.join(f't{n + 1} = Relu (t{n})' for n in range(length))} }}"
+        calls[0] = 0
+        found = places(text, text.replace("Relu", "Abs"))
+        steps.append(calls[0])
+        told = [int(place.what.split()[0]) for place in found if place.what.split()[0].isdigit()]
+        assert sum(told) == length
+    assert steps[1] <= 2 * steps[0] + 10
