@@ -34,12 +34,12 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.model.error_measure import measure_errors
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.rewrite.fusion import load_fusions
 from sdort.verification.limits import TOLERANCES, Tolerance

@@ -29,9 +29,9 @@ from support.fuzzing.messages import damage_message  # noqa: E402
 from support.fuzzing.small_inputs import mlp  # noqa: E402
 
 from sdort.errors import SdortError  # noqa: E402
+from sdort.lowering.steps import OptimizeOptions, optimize_model  # noqa: E402
 from sdort.onnx_io.load import load_model  # noqa: E402
 from sdort.onnx_io.save import save_model  # noqa: E402
-from sdort.optimizer.steps import OptimizeOptions, optimize_model  # noqa: E402
 from sdort.providers import load_target  # noqa: E402
 
 ENDED, OPENS = "ended the process", "opens"

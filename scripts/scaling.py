@@ -39,8 +39,8 @@ def measure(layers: int) -> dict[str, Any]:
     """Medians over a few runs on one graph: load, then every step."""
     import time
 
+    from sdort.lowering.steps import OptimizeOptions, optimize_model
     from sdort.onnx_io.load import load_model
-    from sdort.optimizer.steps import OptimizeOptions, optimize_model
     from sdort.providers import load_target
 
     with tempfile.TemporaryDirectory() as folder:

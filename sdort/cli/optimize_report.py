@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, cast
 
 if TYPE_CHECKING:
+    from sdort.lowering.component_report import Fp32Report
     from sdort.optimizer.report import OptimizeReport
-    from sdort.precision.fp32_selection import Fp32Report
     from sdort.tables import Table
 
 ALL = "all"

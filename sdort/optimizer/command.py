@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Literal
 from sdort.console import detail, progress, to_json, warn
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
 from sdort.errors.option_types import typed
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.machine.disk import WritePlan
 from sdort.model.domains import MICROSOFT, OWN_DOMAIN
 from sdort.model.weights import Weight
@@ -27,10 +29,9 @@ from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
 from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
-from sdort.optimizer.report import ComponentReport, OptimizeReport
+from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.result_size import plan_space
 from sdort.optimizer.selection import left_out, select_models
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.optimizer.summary import miss_lines, miss_number
 from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.folder_signature import Signer, make_signer

@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from sdort.optimizer.remaining import Remaining
-from sdort.optimizer.report import ComponentReport, OptimizeReport
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.remaining import Remaining
+from sdort.optimizer.report import OptimizeReport
 from sdort.rewrite.apply import DISABLED, Unfused
 from sdort.rewrite.fusion import load_fusions
 from sdort.tables import counted

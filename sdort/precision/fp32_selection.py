@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -11,6 +11,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors import OutputError
+from sdort.lowering.component_report import Fp32Report, Fp32Rule
 from sdort.model.signature import Feeds
 from sdort.passes.half import float32_inputs
 from sdort.precision.cost import share, timed_run
@@ -21,38 +22,6 @@ from sdort.precision.ranges import measure_ranges, written
 from sdort.precision.risks import find_risks
 from sdort.precision.trial import run_trial
 from sdort.rewrite.editor import Editor
-
-
-@dataclass(frozen=True)
-class Fp32Rule:
-    """A kind of nodes that stay in fp32, and the reason."""
-
-    where: str
-    """The nodes."""
-    why: str
-    """The reason."""
-
-
-@dataclass(frozen=True)
-class Fp32Report:
-    """Nodes of one component that stay in fp32, and what that costs."""
-
-    measured: str
-    """The inputs that were measured with; empty if a plan was followed."""
-    rules: list[Fp32Rule] = field(metadata={"json": "islands"})
-    """Kinds of nodes that stay in fp32."""
-    nodes: int
-    """Number of nodes that stay in fp32."""
-    share_of_nodes: float
-    """Their part of all nodes, from 0 to 1."""
-    share_of_time: float | None
-    """The nodes' part of the time of a run in fp32 on this CPU; None if not measured."""
-    bytes: int
-    """The weights' bytes beyond fp16."""
-    without: str
-    """The result of fp16 alone, in words; empty if not tried."""
-    within: str = field(metadata={"json": "with"})
-    """The result with these nodes in fp32; empty if not tried."""
 
 
 @dataclass

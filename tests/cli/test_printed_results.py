@@ -23,14 +23,14 @@ from sdort.cli.verify import _show, _show_signature
 from sdort.doctor.cache_entries import CacheEntry
 from sdort.doctor.caches import CacheCleaning, CacheReport
 from sdort.errors import OutputError, ProviderError, SdortError
+from sdort.lowering.component_report import ComponentReport, Fp32Report, Fp32Rule
 from sdort.machine.disk import DiskSpace, PlannedWrite, WritePlan
 from sdort.ops.build import Build
 from sdort.ops.command import OpsBuild, OpsLibrary, OpsTuning
 from sdort.ops.library import CodeObject, Description, LibraryOperator
 from sdort.ops.table import Entry
-from sdort.optimizer.report import ComponentReport, OptimizeReport
+from sdort.optimizer.report import OptimizeReport
 from sdort.pipelines.configs import INDEX
-from sdort.precision.fp32_selection import Fp32Report, Fp32Rule
 from sdort.rewrite.apply import Outcome, Unfused
 from sdort.tables import NO_BREAK, Table
 from sdort.tuning.command import BundleReport, ReadableBundleReport, TuningCache, TuningImport, TuningPrune

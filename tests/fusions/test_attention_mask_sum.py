@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.small_graphs import feeds_for, load, operators, parse, run
 
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.rewrite.editor import Editor
 

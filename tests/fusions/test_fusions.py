@@ -16,10 +16,10 @@ from support.fusion_models import CASES, TOLERANCE, before_model, feeds
 from support.small_graphs import edit
 
 from sdort.emulation.standard import expand
+from sdort.lowering.component_report import count_operators
 from sdort.model.model import Model
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.report import count_operators
 from sdort.passes import upgrade
 from sdort.rewrite.apply import apply_fusion, apply_stage
 from sdort.rewrite.editor import Editor

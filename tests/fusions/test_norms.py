@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.small_graphs import Array, load, run
 
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 
 SQUARES = ("square = Pow ({c}, two)", "square = Mul ({c}, {c})")

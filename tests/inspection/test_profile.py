@@ -19,8 +19,8 @@ from sdort.cli import cli
 from sdort.console import to_json
 from sdort.errors import MemoryShortageError
 from sdort.inspection.profile import Placement, Share, measure_placement, placement_table, remarks, summarize_placement
+from sdort.lowering.component_report import count_operators
 from sdort.onnx_io.load import load_model
-from sdort.optimizer.report import count_operators
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.providers.rocm import PROVIDER as ROCM

@@ -21,13 +21,13 @@ from support.parity import compare
 from sdort.emulation import standard as reference
 from sdort.errors import BadModelError
 from sdort.inspection.description import inspect_path
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.model.model import Model
 from sdort.onnx_io.load import from_proto, load_model
 from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.architecture import architecture
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.runtime.placement import parse_placement
 

@@ -6,7 +6,7 @@ import pytest
 from support.expected_fusions import check_fusions
 from support.full_exports import weightless
 
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 
 TARGETS = {

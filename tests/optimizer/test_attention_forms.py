@@ -9,9 +9,9 @@ from onnx.reference import ReferenceEvaluator
 from support.attention_forms import DOUBLE, FLOAT, HALF, Form, expected, inputs_of, model_of, random_form
 from support.small_graphs import run, to_proto
 
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import from_proto
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import PROVIDER_NAMES, load_target
 
 MASKS = ("float", "bool", "infinite")

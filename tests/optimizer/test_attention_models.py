@@ -12,10 +12,10 @@ from support import attention_models
 from support.small_graphs import Array, run
 from support.turns import in_turns
 
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 
 CASES = [

@@ -11,13 +11,13 @@ from support.expected_fusions import without_phases
 from support.parity import compare
 from support.turns import in_turns
 
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import expected_operators
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.workload.samples import Sample
 

@@ -17,9 +17,9 @@ from support.models import Built
 from torch.overrides import TorchFunctionMode
 
 from sdort.errors import BadModelError
+from sdort.lowering.component_report import ComponentReport
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import Expectation, expected_operators, wrong_counts
-from sdort.optimizer.report import ComponentReport
 from sdort.optimizer.summary import fused_operators
 from sdort.providers import PROVIDER_NAMES
 

@@ -20,10 +20,10 @@ import sdort
 from sdort.cli import cli
 from sdort.demo.tokenizer import write_tokenizer
 from sdort.errors import UsageError
+from sdort.lowering.steps import PIPELINE
 from sdort.ops import library
 from sdort.ops.library import CodeObject, Description
 from sdort.optimizer.command import optimize
-from sdort.optimizer.steps import PIPELINE
 from sdort.pipelines.origin import has_mark
 
 RNG = np.random.default_rng(0)

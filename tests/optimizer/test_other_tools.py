@@ -20,11 +20,11 @@ from support.small_graphs import Array, feeds_for, load, operators, parse, run, 
 
 from sdort.emulation.standard import expand
 from sdort.errors import BadModelError, MissedFusionError
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.workload.samples import Sample

@@ -12,10 +12,11 @@ import pytest
 
 from sdort.cli.optimize_report import _precision, _summary, _verdict
 from sdort.errors import UsageError
+from sdort.lowering.component_report import ComponentReport, Fp32Report, Fp32Rule
+from sdort.lowering.remaining import Remaining
 from sdort.optimizer.command import _check_out, _check_precision, _check_report, _fp32_selector, _missed
 from sdort.optimizer.optimize_request import OptimizeRequest
-from sdort.optimizer.remaining import Remaining
-from sdort.optimizer.report import ComponentReport, OptimizeReport
+from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.summary import (
     MOST_GROUPS,
     conclusion,
@@ -27,7 +28,6 @@ from sdort.optimizer.summary import (
     miss_number,
     what_stays,
 )
-from sdort.precision.fp32_selection import Fp32Report, Fp32Rule
 from sdort.rewrite.apply import DISABLED, Outcome, Unfused
 from sdort.rewrite.fusion import load_fusions
 

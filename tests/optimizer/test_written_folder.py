@@ -13,13 +13,14 @@ import pytest
 from support.small_graphs import parse
 
 from sdort.errors import BadModelError, UsageError
+from sdort.lowering.component_report import ComponentReport
 from sdort.machine.disk import WritePlan
 from sdort.machine.version import __version__
 from sdort.onnx_io.components import Survey
 from sdort.optimizer import output, result_size
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
-from sdort.optimizer.report import ComponentReport, OptimizeReport
+from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.selection import select_models
 from sdort.pipelines.origin import ORIGIN
 from sdort.pipelines.own_files import FILES

@@ -8,7 +8,7 @@ from support import stored
 from support.drawn import Generator, drawn
 from support.small_graphs import Array, edit, load, parse, run
 
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.passes import half
 from sdort.providers import load_target
 

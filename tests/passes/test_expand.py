@@ -9,7 +9,7 @@ import pytest
 from support.small_graphs import Array, edit, feeds_for, load, operators, parse, run
 
 from sdort.errors import MissedFusionError
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.passes import expand
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.fusion import load_fusions

@@ -16,7 +16,7 @@ import pytest
 from support import stored
 from support.small_graphs import Array, edit, load, operators
 
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.passes import fp32_structure
 from sdort.providers import load_target
 from sdort.rewrite.editor import producer

@@ -10,8 +10,8 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import edit, feeds_for, parse, run
 
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import from_proto
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.passes import half
 from sdort.providers import load_target
 

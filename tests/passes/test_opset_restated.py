@@ -11,7 +11,7 @@ from onnx import helper
 from support.small_graphs import edit, load
 
 from sdort.errors import BadModelError
-from sdort.optimizer.report import count_operators
+from sdort.lowering.component_report import count_operators
 from sdort.passes import upgrade
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.pattern import OPSET

@@ -9,7 +9,7 @@ import pytest
 from support import stored
 from support.small_graphs import Array, check_step, edit, feeds_for, load, parse, run
 
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.passes import scaled_stream
 from sdort.providers import load_target
 from sdort.rewrite.editor import Editor

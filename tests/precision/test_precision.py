@@ -26,11 +26,11 @@ from support.small_models import write
 
 from sdort.cli import cli
 from sdort.errors import ParityError, UsageError
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import PIPELINE, OptimizeOptions, PipelineRun
 from sdort.model.weights import as_weight
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.command import optimize
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.steps import PIPELINE, OptimizeOptions, PipelineRun
 from sdort.precision import cost
 from sdort.precision.cost import name_by_owner, share, timed_run
 from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan

@@ -13,9 +13,9 @@ from support.exports import Case, quiet
 from support.optimized_models import check_structure
 from support.parity import compare
 
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.workload.samples import Sample
 

@@ -17,13 +17,13 @@ from support.full_exports import traced
 from support.models import Built
 from support.optimized_models import optimized
 
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.model.model import Model
 from sdort.model.signature import Array
 from sdort.model.weights import Weight
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
 from sdort.onnx_io.serialize import serialize
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions, provider_options

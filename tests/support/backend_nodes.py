@@ -22,10 +22,10 @@ from support.hardware import execution_provider, provider_of
 
 from sdort.emulation.standard import expand
 from sdort.errors import SdortError
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.model.weights import Absent, Weight
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.rewrite.editor import Editor
 

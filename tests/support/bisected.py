@@ -10,9 +10,9 @@ from onnx import numpy_helper
 from support.exports import Case
 from support.optimized_models import described
 
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import CPU, load_target
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import BisectionFinding, bisect

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from support.models import Built
 
+from sdort.lowering.component_report import ComponentReport
 from sdort.model.model import Model
 from sdort.optimizer.expected import expected_operators
-from sdort.optimizer.report import ComponentReport
 
 SD15_UNET = {
     "MultiHeadAttention": 32,

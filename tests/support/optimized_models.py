@@ -11,12 +11,12 @@ from typing import Any
 from support import models
 from support.exports import Case
 
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import expected_operators
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.workload.samples import Sample
 

@@ -15,6 +15,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from support.hardware import execution_provider, provider_of
 
 from sdort.emulation.standard import expand
+from sdort.lowering.component_report import count_operators
 from sdort.model.domains import OWN_DOMAIN
 from sdort.model.model import Model
 from sdort.model.symbolic import Dim
@@ -23,7 +24,6 @@ from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model
 from sdort.operators import load_operators
-from sdort.optimizer.report import count_operators
 from sdort.passes.upgrade import set_opset
 from sdort.rewrite.editor import Editor
 

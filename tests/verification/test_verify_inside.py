@@ -17,9 +17,9 @@ from support.bisected import CONFIGURATION, compare, found_in, optimized, scaled
 from support.exports import Case
 
 from sdort.emulation.standard import MINIMUM_OPSET
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.providers import load_target
 from sdort.verification import runners
 from sdort.verification.bisection import blame as blame_module

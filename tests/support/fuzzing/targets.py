@@ -44,6 +44,7 @@ from sdort.exporter.signatures import LIBRARIES
 from sdort.exporter.source import component_config, read_source, select_components
 from sdort.exporter.template import Trace, fill, make_template, pack, unpack
 from sdort.exporter.trace_cache import TraceCache
+from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.model.component_names import DECODER
 from sdort.model.model import Model
@@ -55,7 +56,6 @@ from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.onnx_io.wire import OWN_FILE, read_graph
 from sdort.optimizer.expected import expected_operators
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
 from sdort.pipelines.adapters.adapter_file import read_adapter
 from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, read_embedding
 from sdort.pipelines.file_kind import recognise_file

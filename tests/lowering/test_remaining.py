@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from support.small_graphs import edit, load
 
-from sdort.optimizer.remaining import _is_inner, _meets_inverse, _reason, needless_transposes
-from sdort.optimizer.report import ComponentReport, OptimizeReport
-from sdort.optimizer.steps import OptimizeOptions, optimize_model
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.remaining import _is_inner, _meets_inverse, _reason, needless_transposes
+from sdort.lowering.steps import OptimizeOptions, optimize_model
+from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.summary import conclusion
 from sdort.providers import load_target
 from sdort.rewrite.apply import DISABLED, Outcome, Unfused

@@ -11,11 +11,11 @@ import pytest
 from support.small_graphs import Array, edit, operators
 
 from sdort.errors import BadModelError, SdortError, UsageError
-from sdort.optimizer import steps
+from sdort.lowering import steps
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import PIPELINE, OptimizeOptions, PipelineRun, PipelineStep
 from sdort.optimizer.command import _check_disable
 from sdort.optimizer.fusion_list import DISABLED_STEPS
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.steps import PIPELINE, OptimizeOptions, PipelineRun, PipelineStep
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import Outcome, Unfused
 from sdort.rewrite.editor import Editor

@@ -12,8 +12,8 @@ from click.testing import CliRunner, Result
 from support.small_graphs import parse
 
 from sdort.cli import cli
-from sdort.optimizer.report import ComponentReport
-from sdort.optimizer.unlowered import _refused
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.unlowered import _refused
 from sdort.rewrite.apply import Outcome
 
 WEIGHTS = {

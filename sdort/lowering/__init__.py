@@ -1,0 +1,1 @@
+"""The steps that one model goes through: raised, fused, lowered, converted."""
