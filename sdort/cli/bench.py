@@ -65,6 +65,20 @@ class _Command(SectionedCommand):
 @click.command(
     cls=_Command,
     sections=_SECTIONS,
+    details="Memory is the growth of the process (and of the device) since before the model was opened. The first "
+    "number is for loading and the first call, the second for the later warm-up calls.",
+    common=(
+        "provider",
+        "baseline",
+        "engines",
+        "components",
+        "batch_sizes",
+        "sizes",
+        "steps",
+        "save",
+        "compare",
+        "report",
+    ),
     epilog="""\b
 Examples:
   sdort bench fast --provider rocm --tuning
@@ -80,31 +94,37 @@ Examples:
 )
 @click.argument("pipeline", type=click.Path(path_type=Path))
 @runtime_options
-@click.option("--engine", type=_ENGINE, default="onnxruntime", help="torch engines run the checkpoint behind PIPELINE.")
+@click.option(
+    "--engine",
+    type=_ENGINE,
+    default="onnxruntime",
+    help="What runs PIPELINE. The torch engines run the checkpoint behind it.",
+)
 @click.option(
     "--engines",
     type=Engines(),
     metavar="ENGINE,...",
-    help="Measure in all of these, call by call in turn, with the same noise and scheduler; ratios are to the first. "
-    "On the CPU torch runs in fp32.",
+    help="Engines to measure, one call of each in turn. All get the same noise and scheduler. Ratios are to the "
+    "first engine. On the CPU, torch runs in fp32.",
 )
 @click.option(
     "--checkpoint",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     show_default="from the manifest",
-    help="The diffusers folder for torch engines.",
+    help="Diffusers folder for the torch engines.",
 )
 @click.option(
     "--baseline",
     type=click.Path(exists=True, path_type=Path),
-    help="Measure this pipeline too, call by call in turn, and print ratios. A diffusers folder runs in torch.",
+    help="Measure this pipeline too, and print ratios. The two pipelines take turns, call by call. A diffusers "
+    "folder runs in torch.",
 )
 @click.option("--baseline-engine", type=_ENGINE, show_default="by content", help="What runs the baseline.")
 @click.option(
     "--reference",
     type=click.Path(exists=True, path_type=Path),
     show_default="the baseline, else the original that the manifest names",
-    help="Compare outputs with this pipeline: components on the CPU in fp32, images on the provider.",
+    help="Compare outputs with this pipeline. Its components run on the CPU in fp32, its images on the provider.",
 )
 @click.option(
     "--component",
@@ -112,42 +132,44 @@ Examples:
     multiple=True,
     metavar="NAME",
     show_default="all, and the pipeline",
-    help="Measure only this: a component's name, or pipeline. May be repeated.",
+    help="Measure only this (repeatable): the name of a component, or pipeline.",
 )
 @click.option(
     "--batch-size",
     "batch_sizes",
     type=NumberList(),
     show_default="1; 1,8 with --ablation",
-    help="Samples of a component, images of the pipeline.",
+    help="Samples per call of a component. For the pipeline: images per run.",
 )
 @click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
 @click.option("--steps", type=Whole(STEPS), default=20, help="Denoising steps of the pipeline.")
-@click.option("--scheduler", metavar="NAME", show_default="the pipeline's own", help="As for sdort run.")
-@click.option("--warmup", type=Whole(WARMUP), default=3, help="Calls after the first that are not timed.")
-@click.option("--repeat", type=Whole(REPEAT), default=10, help="Timed calls.")
+@click.option(
+    "--scheduler", metavar="NAME", show_default="the pipeline's own", help="Scheduler; sdort run takes the same names."
+)
+@click.option("--warmup", type=Whole(WARMUP), default=3, help="Number of calls after the first that are not timed.")
+@click.option("--repeat", type=Whole(REPEAT), default=10, help="Number of timed calls.")
 @click.option(
     "--preset",
     type=click.Choice(["mlperf-sdxl"]),
-    help="MLPerf's settings for SDXL: 1024x1024, 20 steps, Euler, batch 1, whatever other options say.",
+    help="Settings of MLPerf for SDXL, whatever other options say. These are 1024x1024, 20 steps, Euler, batch 1.",
 )
 @click.option(
     "--save",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Keep every timed call in a file, for --compare; with --ablation those of each step.",
+    help="Keep every timed call in a file, for --compare. With --ablation: those of each step.",
 )
 @click.option(
     "--compare",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="Judge each row against such a file: faster, slower, same or not comparable. "
-    "Exit code 8 if one is slower, 2 if none could be compared.",
+    help="Compare each row with a file of --save. A row is faster, slower, the same or not comparable. The exit "
+    "code is 8 if one row is slower, and 2 if none could be compared.",
 )
 @click.option(
     "--margin",
     type=Real(MARGIN),
     metavar="PERCENT",
     show_default="10",
-    help="With --compare: slower is what is so by more than this, with 95 % confidence.",
+    help="With --compare: a row is slower if it loses more than this, with 95 % confidence.",
 )
 @click.option(
     "--across",
@@ -158,25 +180,30 @@ Examples:
 @click.option(
     "--ablation",
     is_flag=True,
-    help="Measure fp32 and fp16 without fusions, then each group of fusions added, made from PIPELINE's original.",
+    help="Measure what each group of fusions gains. The rows are fp32 and fp16 without fusions, then each group "
+    "added, made from PIPELINE's original.",
 )
 @placement_option
 @click.option(
-    "--format", "form", type=click.Choice(["table", "csv", "json", "markdown"]), default="table", help="How to print."
+    "--format",
+    "form",
+    type=click.Choice(["table", "csv", "json", "markdown"]),
+    default="table",
+    help="Format of the printed result.",
 )
 @click.option(
-    "--json", "as_json", is_flag=True, help="The same as --format json; an error is an object that holds the rows."
+    "--json", "as_json", is_flag=True, help="The same as --format json. An error is an object that holds the rows."
 )
 @click.option("-o", "--output", type=click.Path(dir_okay=False, path_type=Path), help="Write the result to a file.")
 @click.option(
     "--report",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write one HTML file with plots, tables and images (needs matplotlib: the extra 'report').",
+    help="Write one HTML page with plots and images. It needs matplotlib: the extra 'report'.",
 )
 @click.option(
     "--plots",
     type=click.Path(file_okay=False, path_type=Path),
-    help="Write the plots as PNG files to a folder, for light and dark surroundings.",
+    help="Write the plots as PNG files to this folder, for light and for dark pages.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the files of --save, --output, --report and --plots.")
 @click.pass_context
@@ -221,11 +248,8 @@ def command(
 ) -> None:
     """Measure a pipeline: each component, and whole images.
 
-    Outputs are checked before they are timed: finite, not constant, repeatable, and equal to the reference within a
-    stated tolerance. A row that fails the check has no times, and the exit code is 5.
-
-    Memory is the growth of the process (and of the device) over what was in use before the model was opened: during
-    the first call with loading / during the later warm-up calls.
+    sdort checks outputs before it times them: they must be finite, not constant, repeatable, and equal to the reference
+    within a stated tolerance. A row that fails the check has no times, and the exit code is 5.
     """
     from sdort.benchmark.command import as_text, bench
     from sdort.console import show_text, to_json

@@ -32,12 +32,16 @@ Examples:
 @_json
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show and remove what is kept between runs.
+    """Show and remove what sdort keeps between runs.
 
-    traces: graphs of architectures, by sdort export. schedules: schedulers as numbers, by sdort run. checked: which
-    files were compared with their sdort.json. models: checkpoints that ComfyUI's nodes optimized on first use. tuning:
-    bundles of sdort warm and of --tuning, and the table of sdort ops tune. ops: libraries of sdort ops build.
-    temporary: left by commands that were killed.
+    \b
+    traces     graphs of architectures, by sdort export
+    schedules  schedulers as numbers, by sdort run
+    checked    which files were compared with their sdort.json
+    models     checkpoints that ComfyUI's nodes optimized on first use
+    tuning     bundles of sdort warm and --tuning, and the table of sdort ops tune
+    ops        libraries of sdort ops build
+    temporary  files that killed commands left
     """
     if context.invoked_subcommand is None:
         context.invoke(size, as_json=as_json)
@@ -89,14 +93,14 @@ def list_(kinds: tuple[str, ...], as_json: bool) -> None:
 
 @command.command()
 @_kinds
-@click.option("--older-than", type=Duration(OLDER_THAN), help="Only what was made longer ago: 30d, 12h.")
-@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@click.option("--older-than", type=Duration(OLDER_THAN), help="Remove only entries that are older than this: 30d, 12h.")
+@click.option("--dry-run", is_flag=True, help="Show only what would be removed.")
 @_json
 def clean(kinds: tuple[str, ...], older_than: float | None, dry_run: bool, as_json: bool) -> None:
     """Remove entries, of all caches or of those named.
 
-    What a running command holds stays, and so does whatever sdort did not put there. sdort makes again what it needs:
-    traces at the next export, tuning by sdort warm, the library by sdort ops build.
+    Entries that a running command uses stay, and so do files that are not sdort's. sdort export makes its traces again
+    when it needs them. For tuning, run sdort warm again; for the library, sdort ops build.
     """
     from sdort.console import conclude, emit_json, is_quiet, say, show
     from sdort.doctor.caches import clean_cache

@@ -27,15 +27,16 @@ Examples:
     "--provider",
     type=click.Choice(PROVIDER_NAMES),
     show_default="any",
-    help="Look at what this execution provider needs.",
+    help="Check what this execution provider needs.",
 )
-@click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU.")
+@click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Number of the GPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(provider: str | None, device_id: int, as_json: bool) -> None:
     """Examine this machine: ONNX Runtime, GPUs, drivers, caches.
 
-    Libraries, permissions, disk and memory too. Providers are loaded for real, as their being listed tells little.
-    The exit code is 0 if --provider (without it: any provider) would be used by sdort run, else 6.
+    It also checks libraries, permissions, disk and memory. It really loads each provider, because ONNX Runtime lists
+    providers that do not load. The exit code is 0 if sdort run would use --provider (or, without it, any provider), and
+    6 if not.
     """
     from sdort.console import conclude, emit_json, show
     from sdort.doctor.command import diagnose

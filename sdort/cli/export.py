@@ -48,6 +48,7 @@ _PATH = click.Path(path_type=Path)
             "components", "variant", "vae", "scheduler", "prediction_type", "config", "ema", "allow_pickle",
         ),
     },
+    common=("lora", "vae", "control", "ip_adapter", "variant", "components", "dry_run", "overwrite"),
     epilog=_EPILOG,
 )  # fmt: skip
 @click.argument("model")
@@ -58,68 +59,67 @@ _PATH = click.Path(path_type=Path)
     multiple=True,
     metavar="NAME",
     type=click.Choice(EXPORTED),
-    help="Export only this component (repeatable); all of them unless given.",
+    help="Export only this component (repeatable). The default is all components.",
 )
-@click.option("--opset", type=Whole(OPSET), default=23, help="ONNX opset; Attention needs 23.")
+@click.option("--opset", type=Whole(OPSET), default=23, help="ONNX opset. The Attention operator needs 23.")
 @click.option(
     "--static",
     metavar="BxHxW",
-    help="Fix all sizes: images a run, height and width in pixels. The UNet then takes 2 B latents, with and without "
-    "the prompt. Without it, batch, height, width and sequence length are dynamic.",
+    help="Fix all sizes: images per run, height and width in pixels. The UNet then takes 2 B latents: B with the "
+    "prompt and B without. By default batch, height, width and sequence length are dynamic.",
 )
 @click.option(
     "--control",
     is_flag=True,
-    help="Give the UNet inputs for ControlNets and T2I-Adapters, as sdort run --control wants them.",
+    help="Give the UNet inputs for ControlNets and T2I-Adapters. sdort run --control needs them.",
 )
 @click.option(
     "--ip-adapter",
     multiple=True,
     metavar="FILE",
     type=_PATH,
-    help="Let the UNet take images by this IP-Adapter (plain or plus), as sdort run --ip-adapter-image wants it. "
-    "Repeatable.",
+    help="Build this IP-Adapter (plain or plus) into the UNet. sdort run --ip-adapter-image needs it. Repeatable.",
 )
 @click.option(
     "--image-encoder",
     metavar="DIR|FILE",
     type=_PATH,
-    help="CLIP's image encoder for --ip-adapter; by default the one that lies beside it.",
+    help="CLIP's image encoder for --ip-adapter. The default is the one beside the adapter.",
 )
 @click.option("--variant", help="Read the weights of this variant, such as fp16.")
 @click.option("--allow-pickle", is_flag=True, help="Read .bin weights where there are no safetensors.")
 @click.option(
-    "--vae", metavar="DIR|FILE", type=_PATH, help="Another VAE: its folder, its file, or a pipeline's folder."
+    "--vae", metavar="DIR|FILE", type=_PATH, help="Use another VAE: its folder, its file, or the folder of a pipeline."
 )
-@click.option("--scheduler", help="Another scheduler, as for sdort run.")
+@click.option("--scheduler", help="Use another scheduler; sdort run takes the same names.")
 @click.option(
     "--prediction-type",
     type=click.Choice(("epsilon", "v_prediction", "sample")),
-    help="What the UNet predicts, where the checkpoint does not say it or is wrong.",
+    help="What the UNet predicts, if the checkpoint does not say it or says it wrong.",
 )
 @click.option(
     "--config",
     metavar="DIR",
     type=_PATH,
-    help="Of single files: a diffusers folder whose configs, tokenizers and scheduler are taken, and whose VAE and "
-    "text encoders where the file has none.",
+    help="For single files: a diffusers folder that supplies configs, tokenizers and scheduler. It also supplies "
+    "the VAE and the text encoders that the file lacks.",
 )
-@click.option("--ema", is_flag=True, help="Of single files: read the averaged weights (model_ema.) of the UNet.")
+@click.option("--ema", is_flag=True, help="For single files: read the averaged weights (model_ema.) of the UNet.")
 @click.option(
     "--lora",
     multiple=True,
     metavar="FILE[:SCALE]",
-    help="Put this adapter into the weights (repeatable): LoRA, LoHa, LoKr, DoRA, as .safetensors. [scale: 1]",
+    help="Add this adapter to the weights (repeatable). LoRA, LoHa, LoKr or DoRA, as .safetensors. [scale: 1]",
 )
 @click.option(
     "--embedding",
     multiple=True,
     metavar="FILE[:WORD]",
-    help="Add this textual inversion as a word for prompts (repeatable); its name unless WORD is given.",
+    help="Add this textual inversion as a word for prompts (repeatable). WORD is its own name unless you give one.",
 )
-@click.option("--cache-dir", type=click.Path(path_type=Path), help="Where traces are kept. [default: ~/.cache/sdort]")
+@click.option("--cache-dir", type=click.Path(path_type=Path), help="Folder of the traces. [default: ~/.cache/sdort]")
 @signing_options
-@click.option("--overwrite", is_flag=True, help="Replace OUT, if sdort wrote all that it holds.")
+@click.option("--overwrite", is_flag=True, help="Replace OUT, if sdort wrote everything in it.")
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print a report as JSON.")
 @needs("certificate", "sign")
@@ -135,9 +135,9 @@ def command(
 ) -> None:
     """Export a Stable Diffusion pipeline to ONNX.
 
-    MODEL is a single file (.safetensors), a diffusers directory, a VAE's file or directory, the directory of a
-    ControlNet or T2I-Adapter, a hub id, or demo. OUT gets one folder per component, the scheduler and tokenizer, and a
-    manifest. An architecture is traced once; later checkpoints of it export in the time of writing them.
+    MODEL is a single file (.safetensors), a diffusers folder, a hub id, or demo. It may also be a VAE (file or folder),
+    or the folder of a ControlNet or T2I-Adapter. OUT gets one folder for each component, the scheduler, the tokenizer
+    and a manifest. sdort traces an architecture once; later checkpoints of it take only the time to write them.
     """
     from sdort.console import conclude, emit_json, is_quiet, show
     from sdort.exporter.command import export, plan_export

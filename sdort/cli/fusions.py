@@ -30,8 +30,8 @@ Examples:
 def command(names: tuple[str, ...], as_json: bool) -> None:
     """List and describe what sdort optimize fuses.
 
-    With names: what each replaces and makes as ONNX text (-v shows all its forms), the providers for which it is
-    applied, the reasons for which it leaves a place, and how to disable it.
+    With names, it shows for each fusion: the nodes before and after as ONNX text (-v shows every form), the providers
+    that it is for, the reasons why it leaves a place as it is, and how to disable it.
     """
     from sdort.console import emit_json, show
     from sdort.optimizer.fusion_list import list_fusions

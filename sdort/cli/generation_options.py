@@ -39,61 +39,62 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
         "--prompt",
         multiple=True,
         metavar="TEXT",
-        help="What the images are to show. Repeatable: each prompt gets --num-images images, of the same seeds.",
+        help="What the images show. Repeatable: each prompt gets --num-images images, with the same seeds.",
     ),
     click.option(
         "--negative-prompt",
         multiple=True,
         metavar="TEXT",
-        help="What they are not to show: once for all prompts, or once for each.",
+        help="What the images must not show. Give it once for all prompts, or once for each prompt.",
     ),
     click.option(
         "--prompts",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="A file of prompts: one a line (# begins a comment), or .jsonl with options of each line.",
+        help="File of prompts: one a line (# begins a comment), or .jsonl with options for each line.",
     ),
     click.option(
         "--from-image",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Draw an image of sdort's, A1111's or ComfyUI's again (PNG, JPEG, WebP): it says the prompt and all "
-        "options that are not given.",
+        help="Repeat an image that sdort, AUTOMATIC1111 or ComfyUI made. The file (PNG, JPEG, WebP) supplies the "
+        "prompt and every option that you do not give.",
     ),
     click.option(
         "--prompt-2",
         multiple=True,
         metavar="TEXT",
         show_default="as --prompt",
-        help="The prompt for SDXL's second text encoder.",
+        help="Prompt for SDXL's second text encoder.",
     ),
     click.option(
         "--negative-prompt-2",
         multiple=True,
         metavar="TEXT",
         show_default="as --negative-prompt",
-        help="The negative prompt for SDXL's second text encoder.",
+        help="Negative prompt for SDXL's second text encoder.",
     ),
     click.option(
         "--clip-skip",
         type=Whole(CLIP_SKIP),
         default=1,
-        help="Which layer of the text encoder to take, counted from the last: 2 is what many anime models want.",
+        help="Layer of the text encoder that is read, counted from the last. Many anime models want 2.",
     ),
     click.option(
         "--prompt-weighting",
         type=click.Choice(["a1111", "comfyui", "none"]),
         default="a1111",
-        help="How (word:1.2), (word) and [word] in prompts are read: as AUTOMATIC1111, as ComfyUI, or as plain text.",
+        help="How (word:1.2), (word) and [word] in prompts are read: as in AUTOMATIC1111, as in ComfyUI, or as plain "
+        "text.",
     ),
-    click.option("--height", type=Whole(HEIGHT), show_default="the model's own", help="Pixels."),
-    click.option("--width", type=Whole(WIDTH), show_default="the model's own", help="Pixels."),
+    click.option("--height", type=Whole(HEIGHT), show_default="the model's own", help="Height in pixels."),
+    click.option("--width", type=Whole(WIDTH), show_default="the model's own", help="Width in pixels."),
     click.option(
         "--seed",
         metavar="INTEGERS",
         show_default="random",
-        help="The same seed gives the same image; several, such as 1,5,10-20, give each prompt as many. The second "
-        "image of --num-images has the seed + 1, and so on.",
+        help="Seed of the noise. The same seed gives the same image. Several seeds, such as 1,5,10-20, give each "
+        "prompt that many images. With --num-images, each further image has the next seed.",
     ),
     click.option("--num-images", type=Whole(NUM_IMAGES), default=1, help="Number of images of each prompt."),
 )
@@ -106,26 +107,27 @@ _SAMPLING: tuple[Option, ...] = (
         "--guidance-scale",
         type=Real(GUIDANCE),
         show_default="7.5, or that of a few-step model",
-        help="How closely to follow the prompt; 1 turns it off.",
+        help="How closely the images follow the prompt. 1 turns guidance off.",
     ),
     click.option(
         "--scheduler",
         metavar="NAME",
         show_default="the pipeline's own",
-        help="A short name (ddim, euler, euler-a, dpm++-2m, unipc, lcm, tcd, ..., also with -karras, -exponential, "
-        "-beta), A1111's name (\"DPM++ 2M Karras\") or diffusers' class name.",
+        help="Sampler, such as euler-a or dpm++-2m-karras. A short name (ddim, euler, euler-a, dpm++-2m, unipc, lcm, "
+        "tcd, ..., also with -karras, -exponential, -beta), A1111's name (\"DPM++ 2M Karras\") or diffusers' class "
+        "name.",
     ),
     click.option(
         "--timestep-spacing",
         type=click.Choice(SPACINGS),
         show_default="as the scheduler's config says",
-        help="Of the scheduler: trailing for Turbo, Lightning and Hyper.",
+        help="How the scheduler chooses its timesteps. Turbo, Lightning and Hyper models want trailing.",
     ),
     click.option(
         "--eta",
         type=Real(ETA),
         show_default="0 with ddim, 0.3 with tcd",
-        help="The share of new noise in each step of ddim or tcd.",
+        help="Share of new noise in each step of ddim or tcd.",
     ),
 )
 
@@ -133,18 +135,21 @@ _PREVIEWS: tuple[Option, ...] = (
     click.option(
         "--preview",
         is_flag=True,
-        help="Show every few steps in the terminal what the image will be, or where it shows no pictures in a file "
-        "beside the output.",
+        help="Show in the terminal how the image forms. A terminal without pictures gets a file beside the output "
+        "instead.",
     ),
     click.option(
-        "--preview-every", type=Whole(PREVIEW_EVERY), default=5, help="Calls of the UNet from a preview to the next."
+        "--preview-every",
+        type=Whole(PREVIEW_EVERY),
+        default=5,
+        help="Number of UNet calls from one preview to the next.",
     ),
     click.option(
         "--preview-vae",
         type=click.Path(path_type=Path),
         metavar="DIR",
         show_default="the pipeline's folder preview_vae, else none",
-        help="Decode previews with this exported small VAE, such as TAESD; without one they are rough.",
+        help="Small exported VAE that decodes previews, such as TAESD. Without one, previews are rough.",
     ),
 )
 
@@ -153,7 +158,7 @@ _ADAPTERS: tuple[Option, ...] = (
         "--lora",
         multiple=True,
         metavar="FILE[:SCALE]",
-        help="Adapter that changes the UNet and the text encoders: LoRA, LoHa, LoKr, DoRA. Repeatable.",
+        help="LoRA, LoHa, LoKr or DoRA adapter (repeatable). It changes the UNet and the text encoders.",
     ),
 )
 
@@ -161,7 +166,7 @@ _FROM_IMAGE: tuple[Option, ...] = (
     click.option(
         "--init-image",
         metavar="FILE",
-        help="An image to start from. The result has its size, unless --height or --width say another.",
+        help="Image to start from. The result has the size of this image unless you give --height or --width.",
     ),
     click.option(
         "--strength",
@@ -172,19 +177,23 @@ _FROM_IMAGE: tuple[Option, ...] = (
     click.option(
         "--mask",
         metavar="FILE",
-        help="White, or the hole of a picture, where something new is to be; of the init image's size. The rest stays.",
+        help="Image whose white or transparent part is replaced. It has the size of the init image. The rest of the "
+        "init image stays.",
     ),
-    click.option("--mask-blur", type=Whole(MASK_BLUR), show_default="4", help="Pixels that soften the mask's edge."),
+    click.option(
+        "--mask-blur", type=Whole(MASK_BLUR), show_default="4", help="Pixels by which the mask's edge is softened."
+    ),
     click.option(
         "--only-masked",
         is_flag=True,
-        help="Generate the mask's surroundings alone, at the whole size, and put them back into the image.",
+        help="Generate only the masked area and its surroundings, at the full size. The result is put back into the "
+        "image.",
     ),
     click.option(
         "--mask-padding",
         type=Whole(MASK_PADDING),
         show_default="32",
-        help="Pixels around the mask that --only-masked takes with it.",
+        help="Pixels around the mask that --only-masked includes.",
     ),
 )
 
@@ -193,25 +202,24 @@ _VARIATIONS: tuple[Option, ...] = (
         "--variation-strength",
         type=Real(VARIATION_STRENGTH),
         show_default="no variations",
-        help="Variations of the image of --seed: 0 is that image, 1 that of --variation-seed.",
+        help="Vary the image of --seed: 0 gives that image, 1 the image of --variation-seed.",
     ),
     click.option(
         "--variation-seed",
         type=Whole(VARIATION_SEED),
         show_default="random",
-        help="Of the first variation; the second has this + 1, and so on.",
+        help="Seed of the first variation. Each further variation has the next seed.",
     ),
 )
 
 _LARGER: tuple[Option, ...] = (
-    click.option(
-        "--hires", type=Real(HIRES), metavar="SCALE", help="Enlarge the image by this factor, in a second pass."
-    ),
+    click.option("--hires", type=Real(HIRES), metavar="SCALE", help="Enlarge by this factor, in a second pass."),
     click.option(
         "--hires-upscale",
         type=click.Choice(["latent", "image"]),
         show_default="latent",
-        help="What is enlarged: latents, or the decoded image, which keeps more of it.",
+        help="What the second pass enlarges: the latents, or the decoded image. The decoded image keeps more of the "
+        "first pass.",
     ),
     click.option(
         "--hires-strength",
@@ -219,7 +227,9 @@ _LARGER: tuple[Option, ...] = (
         show_default="0.7",
         help="Share of the steps that change the enlarged image.",
     ),
-    click.option("--hires-steps", type=Whole(HIRES_STEPS), show_default="--steps", help="Steps of the second pass."),
+    click.option(
+        "--hires-steps", type=Whole(HIRES_STEPS), show_default="--steps", help="Number of steps of the second pass."
+    ),
 )
 
 _REFINER: tuple[Option, ...] = (
@@ -227,25 +237,25 @@ _REFINER: tuple[Option, ...] = (
         "--refiner",
         metavar="DIR",
         type=click.Path(path_type=Path),
-        help="A second pipeline that takes the last steps: SDXL's refiner, or another model of the same latents.",
+        help="Second pipeline that takes the last steps: SDXL's refiner, or another model with the same latents.",
     ),
     click.option(
         "--refiner-start",
         type=Real(REFINER_START),
         show_default="0.8",
-        help="Share of the schedule that the pipeline itself takes.",
+        help="Share of the schedule that the first pipeline takes.",
     ),
     click.option(
         "--aesthetic-score",
         type=Real(AESTHETIC_SCORE),
         show_default="6",
-        help="What SDXL's refiner is told of the image's quality.",
+        help="Image quality that SDXL's refiner aims at.",
     ),
     click.option(
         "--negative-aesthetic-score",
         type=Real(NEGATIVE_AESTHETIC_SCORE),
         show_default="2.5",
-        help="The score that goes with the negative prompt.",
+        help="Image quality that belongs to the negative prompt.",
     ),
 )
 
@@ -254,13 +264,15 @@ _CONTROL: tuple[Option, ...] = (
         "--control",
         multiple=True,
         metavar="DIR:IMAGE[:SCALE[:START:END]]",
-        help="ControlNet or T2I-Adapter and the image that steers it, ready as it wants it (edges, depth, a pose). "
-        "START and END are shares of the steps. Repeatable; the pipeline is exported with --control.",
+        help="ControlNet or T2I-Adapter, and its control image. The image must be ready for the model: edges, depth or "
+        "a pose. START and END are shares of the steps. Repeatable. The pipeline needs the inputs of sdort export "
+        "--control.",
     ),
     click.option(
         "--guess-mode",
         is_flag=True,
-        help="Let ControlNets steer the prompt alone, their first outputs weakly: they guess what their image shows.",
+        help="Let ControlNets act only where the prompt acts, and weaken their first outputs. The ControlNet then "
+        "guesses what its image shows.",
     ),
 )
 
@@ -269,8 +281,8 @@ _IP_ADAPTER: tuple[Option, ...] = (
         "--ip-adapter-image",
         multiple=True,
         metavar="IMAGE[:SCALE]",
-        help="Image that the pipeline's IP-Adapter takes beside the prompt. Repeatable, one for each adapter; the "
-        "pipeline is exported with --ip-adapter. [scale: 1]",
+        help="Image for the pipeline's IP-Adapter, beside the prompt. Repeatable, one for each adapter. The pipeline "
+        "needs sdort export --ip-adapter. [scale: 1]",
     ),
 )
 

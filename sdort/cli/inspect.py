@@ -29,23 +29,23 @@ Examples:
     "providers",
     multiple=True,
     type=click.Choice(PROVIDER_NAMES),
-    help="Show what this execution provider has no kernel for (repeatable); all of them unless given.",
+    help="Show operators that this execution provider has no kernel for (repeatable). The default is all providers.",
 )
 @click.option(
     "--placement",
     is_flag=True,
-    help="Open each component on the given --provider, and show where ONNX Runtime puts its nodes.",
+    help="Open each component on the given --provider, and show where ONNX Runtime places its nodes.",
 )
-@click.option("--exit-code", is_flag=True, help="With --diff: exit with 1 where anything differs.")
+@click.option("--exit-code", is_flag=True, help="With --diff: exit with 1 if anything differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], placement: bool, exit_code: bool, as_json: bool
 ) -> None:
     """Show the operators, inputs, outputs and weights of a model.
 
-    PATH is an .onnx file or a folder: a pipeline's components, and models that are none. Operators that only ONNX
-    Runtime or sdort has, the fused ones, are marked with *. Only --diff reads weights: it says first what computes
-    something else, by the structure of the graphs, whatever their nodes are called.
+    PATH is an .onnx file or a folder: the components of a pipeline, or other models. A * marks the operators that only
+    ONNX Runtime or sdort has: the fused ones. Only --diff reads weights. It compares the structure of the graphs, not
+    the names of nodes, and shows first what computes something else.
     """
     if len(paths) != 1 + diff:
         raise click.UsageError("--diff compares two paths" if diff else "give one path, or two with --diff")

@@ -15,7 +15,7 @@ Examples:
 """
 )
 def command() -> None:
-    """Put sdort into the program that you draw with."""
+    """Install sdort's nodes in the program that you use."""
 
 
 @command.command(
@@ -27,13 +27,13 @@ Examples:
 )
 @click.argument("path", type=click.Path(path_type=Path), metavar="PATH/TO/COMFYUI")
 @click.option("--remove", is_flag=True, help="Remove the nodes.")
-@click.option("--overwrite", is_flag=True, help="Replace the nodes that are there.")
+@click.option("--overwrite", is_flag=True, help="Replace nodes that are there already.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def comfyui(path: Path, remove: bool, overwrite: bool, as_json: bool) -> None:
     """Add nodes to ComfyUI that run its models on ONNX Runtime.
 
-    Writes a folder of two small files, custom_nodes/sdort-nodes. The Python that runs ComfyUI needs sdort and an ONNX
-    Runtime; the nodes themselves are in sdort, so that its updates need nothing here.
+    The command writes a folder of two small files, custom_nodes/sdort-nodes. The Python that runs ComfyUI needs sdort
+    and an ONNX Runtime. The code of the nodes is in sdort and is updated with it.
     """
     from sdort.console import conclude, emit_json, is_quiet
     from sdort.errors import UsageError

@@ -14,6 +14,8 @@ from sdort.errors.plain_text import cut
 class Whole(click.IntRange):
     """A whole number within a range; click's own type takes ``1_0`` and other scripts' digits too."""
 
+    name = "integer"
+
     def __init__(self, limits: Range[int]) -> None:
         super().__init__(limits.low, limits.high)
         self.limits = limits
@@ -24,6 +26,8 @@ class Whole(click.IntRange):
 
 class Real(click.FloatRange):
     """A finite number within a range; click's own type takes NaN, and without bounds infinity."""
+
+    name = "number"
 
     def __init__(self, limits: Range[float]) -> None:
         super().__init__(limits.low, limits.high)

@@ -34,18 +34,24 @@ Examples:
 def command() -> None:
     """Build, list and tune sdort's operators for CPU and GPU.
 
-    One library has kernels for the CPU, AMD GPUs and NVIDIA GPUs. Once built, run, bench, warm and verify register it,
-    and a graph made for rocm or cuda runs on the CPU too.
+    One library has the kernels for the CPU, AMD GPUs and NVIDIA GPUs. When it is built, run, bench, warm and verify
+    register it. A graph for rocm or cuda then runs on the CPU too.
     """
 
 
 @command.command()
-@click.option("--arch", "architectures", multiple=True, metavar="GFX", help="AMD architecture; may be repeated.")
-@click.option("--hip/--no-hip", default=None, show_default="where a compiler is found", help="Kernels for AMD GPUs.")
-@click.option("--cuda/--no-cuda", default=None, show_default="where nvcc is found", help="Kernels for NVIDIA GPUs.")
-@click.option("--compiler", metavar="CLANG", show_default="found", help="clang++ 19 or later, or ROCm's, for AMD GPUs.")
-@click.option("--ort-include", metavar="FOLDER", show_default="found", help="Folder with onnxruntime_c_api.h.")
-@click.option("--force", is_flag=True, help="Build again what is built.")
+@click.option("--arch", "architectures", multiple=True, metavar="GFX", help="AMD architecture (repeatable).")
+@click.option(
+    "--hip/--no-hip", default=None, show_default="where a compiler is found", help="Build kernels for AMD GPUs."
+)
+@click.option(
+    "--cuda/--no-cuda", default=None, show_default="where nvcc is found", help="Build kernels for NVIDIA GPUs."
+)
+@click.option(
+    "--compiler", metavar="CLANG", show_default="found", help="Compiler for AMD GPUs: clang++ 19 or later, or ROCm's."
+)
+@click.option("--ort-include", metavar="FOLDER", show_default="found", help="Folder that has onnxruntime_c_api.h.")
+@click.option("--force", is_flag=True, help="Build again what is built already.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def build(
     architectures: tuple[str, ...],
@@ -58,8 +64,8 @@ def build(
 ) -> None:
     """Compile the library into the cache.
 
-    Needs cmake and a C++ compiler; for AMD GPUs clang++ 19 or later with lld (apt-get install clang-19 lld-19) or ROCm;
-    for NVIDIA GPUs nvcc.
+    The build needs cmake and a C++ compiler. For AMD GPUs it also needs clang++ 19 or later with lld (apt-get install
+    clang-19 lld-19), or ROCm. For NVIDIA GPUs it also needs nvcc.
     """
     from sdort.console import emit_json, say
     from sdort.ops.command import build_ops
@@ -125,7 +131,7 @@ def _operators(library: Description) -> Table:
 @click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
 @click.option("--batch-size", "batch_sizes", type=NumberList(), default="1", help="Batch sizes.")
 @click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU.")
-@click.option("--show", "show_only", is_flag=True, help="Only show what was tuned before.")
+@click.option("--show", "show_only", is_flag=True, help="Show only what was tuned before.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def tune(
     pipeline: Path | None,
@@ -138,8 +144,8 @@ def tune(
 ) -> None:
     """Find the fastest variants of the kernels on this GPU.
 
-    They are those for PIPELINE's shapes. What was measured before is not measured again, so an interrupted tuning goes
-    on where it stopped. Later runs use the table by themselves.
+    sdort measures the shapes of PIPELINE and skips what it measured before: an interrupted command continues where it
+    stopped. Later runs use the table automatically.
     """
     from sdort.console import conclude, emit_json, show
     from sdort.ops.command import tuned_ops

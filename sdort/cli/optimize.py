@@ -115,44 +115,55 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
     return names
 
 
-@click.command(cls=_Command, sections=_SECTIONS, epilog=_EPILOG)
+@click.command(
+    cls=_Command,
+    sections=_SECTIONS,
+    common=("provider", "fp16", "bf16", "components", "explain", "allow_misses", "any_graph", "dry_run", "overwrite"),
+    epilog=_EPILOG,
+)
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option("--provider", type=click.Choice(PROVIDER_NAMES), default="rocm", help="Optimize for this one.")
+@click.option(
+    "--provider", type=click.Choice(PROVIDER_NAMES), default="rocm", help="Execution provider that the result is for."
+)
 @click.option(
     "--fp16",
     type=click.Choice([PLAIN, AUTO]),
     metavar="[auto]",
-    help="Convert to 16-bit floats. With auto: run the model first, and leave in fp32 what fp16 cannot hold.",
+    help="Convert to 16-bit floats. With auto, sdort runs the model first and leaves in fp32 what fp16 cannot hold.",
 )
 @click.option(
     "--fp16-plan",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="FILE",
-    help="With --fp16: leave in fp32 what this file says; --fp16 auto wrote it as OUT/fp16-plan.json.",
+    help="With --fp16: leave in fp32 what this file lists. --fp16 auto writes such a file: OUT/fp16-plan.json.",
 )
-@click.option("--bf16", is_flag=True, help="For migraphx, which then computes in bf16. Others say why they cannot.")
-@click.option("--io-fp16", is_flag=True, help="With --fp16: inputs and outputs too.")
+@click.option(
+    "--bf16", is_flag=True, help="Prepare the model for bf16 (migraphx only). Other providers refuse and say why."
+)
+@click.option("--io-fp16", is_flag=True, help="With --fp16: convert inputs and outputs too.")
 @click.option(
     "--sdort-ops/--no-sdort-ops",
     default=None,
     show_default="where the library is built",
-    help="Also fuse into sdort's own operators, whose kernels come with the library that sdort ops build makes.",
+    help="Fuse into sdort's own operators too. Their kernels are in the library that sdort ops build makes.",
 )
-@click.option("--component", "components", multiple=True, metavar="C", help="Only this component (repeatable).")
+@click.option(
+    "--component", "components", multiple=True, metavar="C", help="Optimize only this component (repeatable)."
+)
 @click.option(
     "--any-graph",
     is_flag=True,
-    help="Take any model, diffusion component or not: every .onnx file of a folder, or the one given. Outside of the "
-    "components' folders no config.json is held against it; what should have fused and did not is an error all the "
-    "same, unless --allow-misses.",
+    help="Accept any model, not only diffusion components: one .onnx file, or all .onnx files of a folder. No "
+    "config.json is compared with a model outside the components' folders. A missed fusion is still an error, "
+    "unless you give --allow-misses.",
 )
 @click.option(
     "--disable",
     multiple=True,
     metavar="FUSION",
     shell_complete=complete_fusions,
-    help="Leave a fusion out (repeatable); sdort fusions lists them.",
+    help="Leave out this fusion (repeatable). sdort fusions lists them.",
 )
 @check_option
 @click.option(
@@ -163,7 +174,7 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
     help="Fail unless the result has N operators NAME, or COMPONENT:NAME (repeatable).",
 )
 @click.option(
-    "--allow-misses", is_flag=True, help="Write the result though something did not fuse; a wrong --expect still fails."
+    "--allow-misses", is_flag=True, help="Write the result although a fusion is missed. A wrong --expect still fails."
 )
 @click.option(
     "--explain",
@@ -171,13 +182,15 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
     callback=_explained_names,
     metavar="[FUSION]",
     shell_complete=complete_fusions,
-    help="Say what should have fused and did not, and why. With a fusion's name, or several with commas: every place "
-    "that it left; all: those of every fusion.",
+    help="Say which fusions were missed, and why. With the name of a fusion, or several names with commas: list "
+    "every place that it left. With all: do this for every fusion.",
 )
 @signing_options
-@click.option("--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) here.")
 @click.option(
-    "--overwrite", is_flag=True, help="Replace OUT, if sdort wrote all that it holds, and the file of --report."
+    "--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) to this file."
+)
+@click.option(
+    "--overwrite", is_flag=True, help="Replace OUT, if sdort wrote everything in it, and the file of --report."
 )
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
@@ -210,8 +223,8 @@ def command(
     """Fuse the operators of a model for an execution provider.
 
     IN is a folder from sdort export, optimum or diffusers' converter, or one .onnx file. OUT is a folder; it appears
-    complete or not at all. Something that should have fused and did not is an error, and so is a model in IN that is
-    no component sdort knows, unless --component names it or --any-graph takes it.
+    complete or not at all. A missed fusion is an error: an operator that should have been fused and was not. A model in
+    IN that is not a known component is an error too, unless you give --component or --any-graph.
     """
     from sdort.console import emit_json, is_quiet
     from sdort.optimizer.command import optimize, plan_optimize

@@ -28,7 +28,7 @@ custom_ops_option = click.option(
     "--custom-ops",
     metavar="auto|on|off|PATH",
     default="auto",
-    help="sdort's own operators (sdort ops build): auto registers them where they are built.",
+    help="Library of sdort's own operators (sdort ops build). auto registers the library where it is built.",
 )
 
 check_option = click.option(
@@ -38,7 +38,7 @@ check_option = click.option(
     flag_value=False,
     default=True,
     show_default=False,
-    help="Take files that are not what sdort wrote by its sdort.json: edited ones, and damaged ones.",
+    help="Accept files that are not as sdort.json records them: edited files, and damaged files.",
 )
 
 _SIGNING = (
@@ -46,14 +46,14 @@ _SIGNING = (
         "--sign",
         metavar="KEY.pem",
         type=click.Path(path_type=Path),
-        help="Sign OUT with this private key of an elliptic curve: OUT/model.sig, for sdort verify --signature and "
-        "sigstore's model_signing.",
+        help="Sign OUT with this private key of an elliptic curve. The signature is OUT/model.sig, for sdort verify "
+        "--signature and sigstore's model_signing.",
     ),
     click.option(
         "--certificate",
         metavar="CERT.pem",
         type=click.Path(path_type=Path),
-        help="With --sign: the key's certificate, and after it those that lead to a root.",
+        help="With --sign: the certificate of the key, followed by the certificates that lead to a root.",
     ),
 )
 
@@ -76,7 +76,7 @@ _DECODING = (
         "--vae-tiling/--no-vae-tiling",
         default=None,
         show_default="when memory asks for it",
-        help="Decode in overlapping tiles: large images in the memory of a small one.",
+        help="Decode in overlapping tiles. A large image then needs the memory of a small one.",
     ),
     click.option(
         "--vae-slicing/--no-vae-slicing",
@@ -139,7 +139,7 @@ _RUNTIME = (
         "--provider",
         type=click.Choice([AUTO, *PROVIDER_NAMES]),
         default=AUTO,
-        help="Execution provider; auto takes the best that really loads, and says which.",
+        help="Execution provider. auto takes the best one that really loads, and says which.",
     ),
     click.option(
         "--tuning",
@@ -153,16 +153,17 @@ _RUNTIME = (
         "--fallback/--no-fallback",
         default=None,
         show_default="a named provider must load; single nodes may run on the CPU",
-        help="Go on on the CPU where a named provider does not load, or allow nothing but shape arithmetic there.",
+        help="--fallback: continue on the CPU if the named provider does not load. --no-fallback: run nothing but "
+        "shape arithmetic on the CPU.",
     ),
-    click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU."),
+    click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Number of the GPU."),
     click.option(
         "--provider-option",
         "provider_options",
         multiple=True,
         metavar="NAME=VALUE",
         callback=_assignments,
-        help="An option of the execution provider, by ONNX Runtime's name for it (repeatable).",
+        help="Option of the execution provider, by the name that ONNX Runtime gives it (repeatable).",
     ),
     click.option(
         "--no-split",
@@ -171,7 +172,8 @@ _RUNTIME = (
         flag_value=False,
         default=True,
         show_default=False,
-        help="Compute in every step what prompts and timesteps alone decide, not once before the steps.",
+        help="Compute everything in every step. By default, values that depend only on prompts and timesteps are "
+        "computed once, before the steps.",
     ),
     custom_ops_option,
     check_option,

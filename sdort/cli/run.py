@@ -23,11 +23,18 @@ _SECTIONS = {
     **DECODING,
     "Results": ("output", "overwrite", "placement", "as_json"),
 }
+_COMMON = (
+    "prompt", "negative_prompt", "seed", "num_images", "width", "height", "steps", "guidance_scale", "scheduler",
+    "lora", "init_image", "strength", "mask", "hires", "provider", "output", "overwrite",
+)  # fmt: skip
 
 
 @click.command(
     cls=SectionedCommand,
     sections=_SECTIONS,
+    common=_COMMON,
+    details="Each PNG stores its generation parameters. sdort repeats a stage in fp32 if it gives NaN or a constant. "
+    "An image that still has NaN pixels, or only one colour, is an error and is not written.",
     epilog="""\b
 Examples:
   sdort run fast --prompt "a lighthouse at dusk" -o lighthouse.png
@@ -46,7 +53,7 @@ Examples:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     show_default="sdort-SEED.png",
-    help="PNG to write; several images get -1, -2, ... before the suffix, or the names of a template such as "
+    help="Image to write. Several images get -1, -2, ... before the suffix, or the names of a template such as "
     "{index:03}-{seed}-{prompt}.png. A missing folder is made.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
@@ -56,9 +63,7 @@ def command(
 ) -> None:
     """Generate images from text with an ONNX pipeline.
 
-    PIPELINE is a folder from sdort export or sdort optimize, from optimum, or from diffusers' conversion script. The
-    generation parameters are stored in each PNG. A stage that gives NaN or nothing is done again in fp32; an image that
-    still has NaN pixels or one colour is an error and is not written.
+    PIPELINE is a folder from sdort export or sdort optimize, from optimum, or from diffusers' conversion script.
     """
     from sdort.console import conclude, emit_json, is_quiet, say
     from sdort.generation.command import run

@@ -32,10 +32,10 @@ Examples:
 """
 )
 def command() -> None:
-    """List, check, export and import what tuning found.
+    """List, check, export and import the results of tuning.
 
-    sdort warm, and sdort run and bench with --tuning, keep what they find in bundles: one for each model, shapes,
-    options, GPU and software. Later runs use the bundles that match in everything.
+    sdort warm keeps its results in bundles; so do sdort run and bench with --tuning. A bundle belongs to one model,
+    with its shapes, options, GPU and software. Later runs use a bundle if everything matches.
     """
 
 
@@ -43,7 +43,7 @@ def command() -> None:
 @custom_ops_option
 @_json
 def list_(custom_ops: str, as_json: bool) -> None:
-    """Show what is kept, and whether runs on this machine use it."""
+    """Show the bundles, and whether runs on this machine use them."""
     from sdort.console import conclude, emit_json, show
     from sdort.tuning.command import list_tuning
 
@@ -64,7 +64,7 @@ def list_(custom_ops: str, as_json: bool) -> None:
     multiple=True,
     metavar="NAME",
     show_default="all",
-    help="Only this (repeatable); its first letters will do.",
+    help="Export only this bundle (repeatable). Its first letters suffice.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace FILE if it exists.")
 @_json
@@ -88,14 +88,16 @@ def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -
 
 @command.command("import")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=Path))
-@click.option("--any-machine", is_flag=True, help="Store bundles of other machines too; no run here uses those.")
-@click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU they have to fit.")
+@click.option(
+    "--any-machine", is_flag=True, help="Store bundles of other machines too. No run on this machine uses them."
+)
+@click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Number of the GPU that the bundles must fit.")
 @custom_ops_option
 @_json
 def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_json: bool) -> None:
     """Check a file of bundles, and keep all of them or none.
 
-    A bundle holds compiled kernels, which run on your GPU and in your processes: import what you trust.
+    A bundle holds compiled kernels. They run on your GPU and in your processes: import only files that you trust.
     """
     from sdort.console import conclude, emit_json, is_quiet, warn
     from sdort.tuning.command import import_tuning
@@ -115,7 +117,8 @@ def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_j
 def verify(names: tuple[str, ...], as_json: bool) -> None:
     """Compare every file of the bundles with its hash.
 
-    The exit code is 3 if one is damaged. NAME is a bundle's name or its first letters; all of them unless given.
+    The exit code is 3 if a bundle is damaged. NAME is the name of a bundle or its first letters. The default is all
+    bundles.
     """
     from sdort.console import conclude, emit_json
     from sdort.tuning.command import verify_tuning
@@ -128,15 +131,15 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 
 
 @command.command()
-@click.option("--older-than", type=Duration(OLDER_THAN), help="Also remove bundles made longer ago: 30d, 12h.")
-@click.option("--foreign", is_flag=True, help="Also remove bundles of other GPUs.")
-@click.option("--dry-run", is_flag=True, help="Only show what would go.")
+@click.option("--older-than", type=Duration(OLDER_THAN), help="Remove bundles that are older than this too: 30d, 12h.")
+@click.option("--foreign", is_flag=True, help="Remove bundles of other GPUs too.")
+@click.option("--dry-run", is_flag=True, help="Show only what would be removed.")
 @custom_ops_option
 @_json
 def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: str, as_json: bool) -> None:
     """Remove bundles that no run here can use.
 
-    Those are damaged, or were made with other versions than are installed.
+    Such a bundle is damaged, or was made with other versions than those that are installed.
     """
     from sdort.console import conclude, emit_json, is_quiet, show
     from sdort.tuning.command import prune_tuning

@@ -22,17 +22,17 @@ _LIMITS = "\n".join(
     f"  {reason.measure:24} {reason.float32:>8}  {reason.float16:>18}  {reason.bfloat16:>18}" for reason in REASONS
 )
 
-_EPILOG = f"""\b
+_EPILOG = """\b
 Examples:
   sdort verify fast
   sdort verify fast --against model --report verify.html
   sdort verify fast --component unet --bisect
   sdort verify fast --provider rocm --prompts prompts.txt --seeds 4 --steps 20
-
-\b
+"""
+_DETAILS = f"""\b
 Limits                         fp32                fp16                bf16
 {_LIMITS}
-The report says why each is what it is.
+The report gives the reason for each limit.
 On a GPU, components may err three times as much.
 """
 
@@ -45,20 +45,20 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
         click.option(
             "--semantic",
             is_flag=True,
-            help="Also judge whether images show what the demo model's prompts ask for. The original generates again "
-            "what came out wrong.",
+            help="Judge also whether images show what the prompts of the demo model ask for. Where an image is wrong, "
+            "the original generates it too.",
         ),
         click.option(
             "--semantic-prompts",
             type=Whole(SEMANTIC_PROMPTS),
             metavar="N",
             show_default="all 120",
-            help="With --semantic: so many of them.",
+            help="With --semantic: number of prompts.",
         ),
         click.option(
             "--semantic-original",
             is_flag=True,
-            help="With --semantic: score the original on all of them too; as long again.",
+            help="With --semantic: score the original on all prompts too. This takes as long again.",
         ),
     )
     for option in reversed(options):
@@ -75,59 +75,81 @@ _SECTIONS = {
 }
 
 
-@click.command(cls=SectionedCommand, sections=_SECTIONS, epilog=_EPILOG)
+@click.command(
+    cls=SectionedCommand,
+    sections=_SECTIONS,
+    common=(
+        "against",
+        "checkpoint",
+        "components",
+        "images",
+        "prompts",
+        "seeds",
+        "steps",
+        "provider",
+        "bisect",
+        "report",
+    ),
+    epilog=_EPILOG,
+    details=_DETAILS,
+)
 @click.argument("candidate", type=click.Path(path_type=Path))
 @click.option(
     "--against",
     metavar="ORIGINAL",
     type=click.Path(exists=True, path_type=Path),
     show_default="from the manifest",
-    help="The un-optimized ONNX pipeline or file, or a diffusers folder.",
+    help="The original to compare with: an ONNX pipeline or file before optimizing, or a diffusers folder.",
 )
 @click.option(
     "--checkpoint",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     show_default="from the manifest",
-    help="The diffusers folder that torch runs in fp32.",
+    help="Diffusers folder that torch runs in fp32.",
 )
-@click.option("--torch/--no-torch", default=True, help="Compare with torch, where the checkpoint is known.")
-@click.option("--component", "components", multiple=True, metavar="NAME", help="Only this component (repeatable).")
+@click.option("--torch/--no-torch", default=True, help="Compare with torch, if the checkpoint is known.")
+@click.option(
+    "--component", "components", multiple=True, metavar="NAME", help="Compare only this component (repeatable)."
+)
 @click.option(
     "--inputs",
     type=click.Choice(["all", "random", "recorded"]),
     default="all",
-    help="Random numbers, or what is recorded between the components while the original generates.",
+    help="Inputs of components: random numbers, or values that are recorded while the original generates an image.",
 )
 @click.option(
-    "--images/--no-images", default=None, show_default="unless --component", help="Also compare images of the pipeline."
+    "--images/--no-images", default=None, show_default="unless --component", help="Compare images of the pipeline too."
 )
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     show_default="two that the model can draw",
-    help="A file with one prompt a line, or .jsonl; brackets are text, as to diffusers.",
+    help="File with one prompt a line, or .jsonl. Brackets are text, as in diffusers.",
 )
-@click.option("--seeds", type=Whole(SEEDS), default=2, help="Images a prompt: the seeds 0, 1, ...")
+@click.option(
+    "--seeds", type=Whole(SEEDS), default=2, help="Number of images of each prompt. Their seeds are 0, 1, ..."
+)
 @click.option("--steps", type=Whole(STEPS), default=8, help="Denoising steps.")
 @runtime_options
 @click.option(
     "--bisect",
     is_flag=True,
-    help="Find the node from which a failed component is wrong, inside fused operators too, and what made it so.",
+    help="Find the first wrong node of a component that failed, and the cause. The search goes inside fused "
+    "operators too.",
 )
 @_semantic
 @click.option(
     "--report",
     metavar="FILE.html",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write a page with images and difference maps.",
+    help="Write an HTML page with images and difference maps.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace the report if it exists.")
 @click.option(
     "--signature",
     metavar="PUBLIC.pem",
     type=click.Path(path_type=Path),
-    help="Only verify that CANDIDATE is what was signed for this public key, or for these certificates; nothing runs.",
+    help="Check only that the holder of this public key, or of these certificates, signed CANDIDATE. Nothing runs.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -161,9 +183,9 @@ def command(
 ) -> None:
     """Compare a pipeline with what it was made from.
 
-    Each component, on random and on recorded inputs, against the un-optimized ONNX and against torch in fp32; then the
-    images of the whole pipeline. A graph made for a GPU is checked on any machine. The exit code is 5 if anything is
-    out of its limits or could not be compared.
+    sdort compares each component with the ONNX before optimizing and with torch in fp32, on random and on recorded
+    inputs. Then it compares images of the whole pipeline. A graph for a GPU can be checked on any machine. The exit
+    code is 5 if a result is outside its limits or could not be compared.
     """
     from sdort.console import emit_json
     from sdort.errors import ParityError

@@ -26,6 +26,7 @@ _SECTIONS = {"What is warmed up": ("sizes", "batch_sizes", "components", "budget
 @click.command(
     cls=SectionedCommand,
     sections=_SECTIONS,
+    common=("provider", "sizes", "batch_sizes", "components", "budget", "dry_run"),
     epilog="""\b
 Examples:
   sdort warm fast --provider rocm
@@ -35,16 +36,18 @@ Examples:
 )
 @click.argument("pipeline", type=click.Path(path_type=Path))
 @click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
-@click.option("--batch-size", "batch_sizes", type=NumberList(), default="1", help="Images that are generated at once.")
+@click.option(
+    "--batch-size", "batch_sizes", type=NumberList(), default="1", help="Numbers of images that are generated at once."
+)
 @click.option(
     "--component",
     "components",
     multiple=True,
     metavar="NAME",
     show_default="all that sdort run runs",
-    help="Only this (repeatable).",
+    help="Warm up only this component (repeatable).",
 )
-@click.option("--budget", type=Duration(BUDGET), help="Stop after this time: 90s, 30m, 2h. What is left is listed.")
+@click.option("--budget", type=Duration(BUDGET), help="Stop after this time: 90s, 30m, 2h. The rest is listed.")
 @decoding_options
 @runtime_options
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
@@ -71,10 +74,9 @@ def command(
 ) -> None:
     """Compile and tune a pipeline ahead of time.
 
-    For every size and batch; later runs start at full speed with what it keeps. Tuning is on without --tuning. What is
-    finished is not done again, so an interrupted warm-up goes on where it stopped, also after --budget, which is no
-    error: the exit code is 0. The VAE is warmed up in the form that sdort run would take: whole, image by image or
-    in tiles, as memory allows or as --vae-tiling and --vae-slicing say.
+    sdort does this for every size and batch, and keeps the results: later runs start at full speed. Tuning is on
+    without --tuning. An interrupted warm-up continues where it stopped. So does one that --budget ended, with exit code
+    0. The VAE is warmed up as sdort run will use it: whole, image by image, or in tiles.
     """
     from sdort.console import conclude, emit_json, is_quiet, show, to_json
     from sdort.errors import SdortError

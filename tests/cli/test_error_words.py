@@ -178,22 +178,40 @@ def test_results_that_cannot_be_written_end_the_command_and_messages_do_not(
 
 
 def test_help_lists_options_under_their_headings_in_order_and_the_rest_last() -> None:
-    @click.command(cls=SectionedCommand, sections={"First": ("b_option", "a_option", "none"), "Empty": ("none",),
-                                                   "Second": ("hidden", "c_option")})  # fmt: skip
+    @click.command(
+        cls=SectionedCommand,
+        sections={"First": ("b_option", "a_option", "none"), "Empty": ("none", "hidden"), "Second": ("c_option",)},
+        common=("b_option", "a_option"),
+        details="Limits of b",
+    )
     @click.argument("path")
-    @click.option("--a-option", help="of a")
+    @click.option(
+        "--a-option",
+        type=Whole(_range(int, 3, 6)),
+        default=4,
+        show_default=True,
+        help="of a, ... and more. Details of a.",
+    )
     @click.option("--rest", help="of the rest")
     @click.option("--b-option", help="of b")
     @click.option("--c-option", help="of c")
     @click.option("--hidden", hidden=True)
     def command(**_: Any) -> None: ...
 
-    shown = CliRunner().invoke(command, ["--help"]).output
+    shown = CliRunner().invoke(command, ["--help-all"]).output
     places = [shown.index(word) for word in (
-        "First:", "of b", "of a", "Second:", "of c", "Options:", "of the rest", "--help"
+        "First:", "of b", "of a", "Details of a", "3<=x<=6", "Second:", "of c", "Options:", "of the rest", "--help",
+        "Limits of b",
     )]  # fmt: skip
     assert places == sorted(places)
     assert not any(word in shown.partition("First:")[2] for word in ("Empty", "hidden", "path"))
+
+    shown = CliRunner().invoke(command, ["--help"]).output
+    words = ("Common options:", "of b", "--a-option", "of a, ... and more.", "default: 4", "--help-all", "Show this")
+    places = [shown.index(word) for word in words]
+    assert places == sorted(places)
+    assert not any(word in shown for word in ("First", "of c", "Details", "<=", "the rest", "Limits", "hidden"))
+    assert shown.endswith("2 more options, also for second: command --help-all\n")
 
 
 # Numbers

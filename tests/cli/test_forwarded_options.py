@@ -54,8 +54,8 @@ WORDS: dict[str, tuple[list[str], Any]] = {
 """Option -> words of the command line, and what arrives; ``...`` where that is of a kind of its own."""
 
 NOT_FORWARDED = {
-    "as_json", "verbose", "quiet", "dry_run", "signature", "remove", "show_only", "diff", "exit_code", "placement",
-    "model", "out", "pipeline", "prompt", "source", "candidate", "path", "paths", "file",
+    "as_json", "verbose", "quiet", "help_all", "dry_run", "signature", "remove", "show_only", "diff", "exit_code",
+    "placement", "model", "out", "pipeline", "prompt", "source", "candidate", "path", "paths", "file",
 }  # fmt: skip
 NEEDED = {"certificate": ["--sign", "taken"], "io_fp16": ["--fp16"], "fp16_plan": ["--fp16"]}
 """Option -> the words without which it means nothing."""

@@ -66,6 +66,7 @@ CALLS: dict[str, tuple[str, ...]] = {
 NO_PARAMETER = {
     ("", "as_json"): "the function returns its result; sdort.to_json makes JSON of it",
     ("", "verbose"): "sdort.set_verbosity",
+    ("", "help_all"): "the text of the command line",
     ("", "quiet"): "sdort.set_verbosity",
     ("export", "dry_run"): "sdort.plan_export",
     ("optimize", "dry_run"): "sdort.plan_optimize",

@@ -59,17 +59,54 @@ def test_all_commands_are_looked_at() -> None:
     assert ("tuning", "list") in ALL
 
 
-@pytest.mark.parametrize("names", ALL, ids=" ".join)
-def test_help_fits_80_columns(names: tuple[str, ...]) -> None:
-    shown = CliRunner().invoke(cli, [*names, "--help"], terminal_width=80)
+SECTIONED = {names: command for names, command in ALL.items() if isinstance(command, SectionedCommand)}
+MOST_LINES = 47
+"""Of ``--help`` at 80 columns: less than two screens of 24 lines."""
+
+
+def help_of(*words: str) -> str:
+    shown = CliRunner().invoke(cli, [*words], terminal_width=80)
     assert shown.exit_code == 0
-    assert [line for line in shown.output.splitlines() if len(line) > 80] == []
+    return shown.output
+
+
+def listed_options(shown: str) -> list[str]:
+    """The options that a help lists below its first heading, by their long names."""
+    lists = re.split(r"^\S.*:$", shown, maxsplit=1, flags=re.MULTILINE)[1]
+    return re.findall(r"^  (?:-\w, )?(--[\w-]+)", lists, re.MULTILINE)
+
+
+@pytest.mark.parametrize("names", ALL, ids=" ".join)
+def test_help_fits_80_columns_and_two_screens(names: tuple[str, ...]) -> None:
+    lines = help_of(*names, "--help").splitlines()
+    assert [line for line in lines if len(line) > 80] == []
+    assert len(lines) <= MOST_LINES
+
+
+@pytest.mark.parametrize("names", SECTIONED, ids=" ".join)
+def test_help_all_fits_80_columns_and_shows_every_option(names: tuple[str, ...]) -> None:
+    shown, command = help_of(*names, "--help-all"), SECTIONED[names]
+    assert [line for line in shown.splitlines() if len(line) > 80] == []
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    starts = listed_options(shown)
+    longest = (next(flag for flag in option.opts if flag.startswith("--")) for option in options)
+    assert sorted(starts) == sorted([*longest, "--help"])
+
+
+@pytest.mark.parametrize("names", SECTIONED, ids=" ".join)
+def test_help_shows_the_common_options_and_counts_the_others(names: tuple[str, ...]) -> None:
+    shown, command = help_of(*names, "--help"), SECTIONED[names]
+    options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    starts = listed_options(shown)
+    assert set(command.common) <= {option.name for option in options}
+    assert len(starts) == len(command.common) + len(["--help-all", "--help"])
+    assert f"{len(options) + len(['--help']) - len(starts)} more options" in shown
+    assert f"sdort {' '.join(names)} --help-all" in " ".join(shown.split())
 
 
 def test_sections_of_help_name_options_that_exist() -> None:
-    sectioned = {names: command for names, command in ALL.items() if isinstance(command, SectionedCommand)}
-    assert ("run",) in sectioned
-    for names, command in sectioned.items():
+    assert ("run",) in SECTIONED
+    for names, command in SECTIONED.items():
         named = {option for options in command.sections.values() for option in options}
         assert named - {param.name for param in command.params} == set(), names
 
