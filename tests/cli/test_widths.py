@@ -101,7 +101,7 @@ def test_help_shows_the_common_options_and_counts_the_others(names: tuple[str, .
     assert set(command.common) <= {option.name for option in options}
     assert len(starts) == len(command.common) + len(["--help-all", "--help"])
     assert f"{len(options) + len(['--help']) - len(starts)} more options" in shown
-    assert f"sdort {' '.join(names)} --help-all" in " ".join(shown.split())
+    assert f"{' '.join(names)} --help-all" in " ".join(shown.split())
 
 
 def test_sections_of_help_name_options_that_exist() -> None:
