@@ -194,7 +194,7 @@ def test_every_kind_of_block_is_read() -> None:
 @each_page
 def test_the_scripts_that_a_page_calls_take_these_options(page: Path) -> None:
     for line in [*shell_of(TEXTS[page]).replace("\\\n", " ").splitlines(), *inline_of(TEXTS[page])]:
-        if match := re.search(r"(scripts/\w+\.\w+)(.*)", line.partition(" #")[0]):
+        if match := re.search(r"(?<![\w/])(scripts/\w+\.\w+)(.*)", line.partition(" #")[0]):
             source = (ROOT / match[1]).read_text()
             assert [option for option in re.findall(r"--[a-z][\w-]*", match[2]) if f'"{option}"' not in source] == []
 
