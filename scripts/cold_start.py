@@ -97,10 +97,10 @@ def work(args: argparse.Namespace) -> int:
         files.extend(str(file) for path, _ in asked.values() for file in sorted(path.parent.glob("model.onnx*")))
         return timed(phases, "sessions", lambda: open_sessions(asked, *rest))
 
-    open_sessions, assemble, save = pipeline.open_side_by_side, pipeline.assemble, command.save_png
+    open_sessions, assemble, save = pipeline.open_side_by_side, pipeline.assemble, command.save_image
     pipeline.open_side_by_side = opened
     pipeline.assemble = lambda *given: timed(phases, "putting together", lambda: assemble(*given))
-    command.save_png = lambda *given: timed(phases, "PNG", lambda: save(*given))
+    command.save_image = lambda *given: timed(phases, "PNG", lambda: save(*given))
     before = time.time()
     with tempfile.TemporaryDirectory() as folder:
         result = command.run(

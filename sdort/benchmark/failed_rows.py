@@ -29,7 +29,7 @@ def refuse_failed(rows: Sequence[Row]) -> None:
 def failures(rows: Sequence[Row]) -> list[str]:
     """Each row that failed its check, in words: which one, and by how much."""
     return [
-        f"{row.pipeline}, {row.component}, batch {row.batch_size}, {row.height}x{row.width}, {row.dtype}: {row.status}"
+        f"{row.pipeline}, {row.component}, batch {row.batch_size}, {row.width}x{row.height}, {row.dtype}: {row.status}"
         for row in rows
         if row.failed
     ]

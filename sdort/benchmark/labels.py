@@ -25,7 +25,7 @@ def varying_case(row: Row, rows: Sequence[Row]) -> list[str]:
     batches = {other.batch_size for other in rows}
     sizes = {(other.height, other.width) for other in rows}
     batch = [f"batch {row.batch_size}"] if len(batches) > 1 else []
-    return [*batch, *([f"{row.height}x{row.width}"] if len(sizes) > 1 else [])]
+    return [*batch, *([f"{row.width}x{row.height}"] if len(sizes) > 1 else [])]
 
 
 def contender_label(row: Row, rows: Sequence[Row]) -> str:

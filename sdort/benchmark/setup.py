@@ -70,7 +70,7 @@ def plan_cases(path: Path, components: Sequence[str], engines: Sequence[Engine],
     factor = engines[-1].factor
     for height, width in options.sizes:
         if height % factor or width % factor:
-            raise UsageError(f"--size {height}x{width}: height and width must be multiples of {factor}")
+            raise UsageError(f"--size {width}x{height}: width and height must be multiples of {factor}")
     sizes = options.sizes or [engines[-1].default_size()]
     made = cases(components, options.batch_sizes, sizes, default_prompts(path)[0])
     todo = [_guided(case, engines) for case in made]

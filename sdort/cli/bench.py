@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.number_types import NumberList, Real, SizeList, Whole
-from sdort.cli.options import placement_option, runtime_options, show_placement
+from sdort.cli.number_types import NumberList, Real, Whole
+from sdort.cli.options import placement_option, runtime_options, show_placement, sizes_option
 from sdort.cli.sections import RUNTIME, SectionedCommand
 from sdort.errors.number_ranges import MARGIN, REPEAT, STEPS, WARMUP
 
@@ -141,7 +141,7 @@ Examples:
     show_default="1; 1,8 with --ablation",
     help="Samples per call of a component. For the pipeline: images per run.",
 )
-@click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
+@sizes_option
 @click.option("--steps", type=Whole(STEPS), default=20, help="Denoising steps of the pipeline.")
 @click.option(
     "--scheduler", metavar="NAME", show_default="the pipeline's own", help="Scheduler; sdort run takes the same names."

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
-from sdort.cli.number_types import Whole
+from sdort.cli.number_types import Size, Whole
 from sdort.cli.options import needs, signing_options
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import OPSET
@@ -65,8 +65,14 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--static",
     metavar="BxHxW",
-    help="Fix all sizes: images per run, height and width in pixels. The UNet then takes 2 B latents: B with the "
+    help="Fix all sizes: images per run, height, then width in pixels. The UNet then takes 2 B latents: B with the "
     "prompt and B without. By default batch, height, width and sequence length are dynamic.",
+)
+@click.option(
+    "--size",
+    type=Size(),
+    metavar="WxH",
+    help="Fix all sizes for one image of this width and height, such as 768x512: the same as --static 1x512x768.",
 )
 @click.option(
     "--control",

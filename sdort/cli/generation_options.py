@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from sdort.cli.number_types import Real, Whole
+from sdort.cli.number_types import Real, Size, Whole
 from sdort.errors.number_ranges import (
     AESTHETIC_SCORE,
     CLIP_SKIP,
@@ -86,6 +86,13 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
         default="a1111",
         help="How (word:1.2), (word) and [word] in prompts are read: as in AUTOMATIC1111, as in ComfyUI, or as plain "
         "text.",
+    ),
+    click.option(
+        "--size",
+        type=Size(),
+        metavar="WxH",
+        show_default="the model's own",
+        help="Width and height in pixels, such as 768x512.",
     ),
     click.option("--height", type=Whole(HEIGHT), show_default="the model's own", help="Height in pixels."),
     click.option("--width", type=Whole(WIDTH), show_default="the model's own", help="Width in pixels."),
@@ -166,7 +173,7 @@ _FROM_IMAGE: tuple[Option, ...] = (
     click.option(
         "--init-image",
         metavar="FILE",
-        help="Image to start from. The result has the size of this image unless you give --height or --width.",
+        help="Image to start from. The result has the size of this image unless you give --size.",
     ),
     click.option(
         "--strength",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import click
+from click.shell_completion import CompletionItem
 
-from sdort.errors.number_ranges import BATCH_SIZE, SIZE_SIDE, Range
+from sdort.errors import SdortError
+from sdort.errors.number_ranges import BATCH_SIZE, Range, parse_size, size_words
 from sdort.errors.plain_text import cut
 
 
@@ -65,21 +68,74 @@ class NumberList(click.ParamType[tuple[int, ...]]):
         return tuple(_convert(self, BATCH_SIZE, part, param, ctx) for part in parts)
 
 
-class SizeList(click.ParamType[tuple[tuple[int, int], ...]]):
-    """``512x512,768x512``: height x width in pixels."""
+USUAL_SIZES = ("512x512", "512x768", "768x512", "768x768", "832x1216", "1024x1024", "1216x832")
+"""What the shell completes a size to: sizes that SD 1.x, 2.x and SDXL were trained on."""
 
-    name = "HxW,..."
+
+class Size(click.ParamType[str]):
+    """``768x512``: width x height in pixels."""
+
+    name = "WxH"
+
+    def convert(self, value: object, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        return size_words(_size(self, value, param, ctx))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        return [CompletionItem(size) for size in USUAL_SIZES if size.startswith(incomplete)]
+
+
+class SizeList(click.ParamType[tuple[tuple[int, int], ...]]):
+    """``512x512,768x512``: width x height in pixels; the values are pairs of height and width.
+
+    Commands with this option once read the height first. Which is which is told where that changes something, and
+    ``hxw:512x768`` still reads the height first.
+    """
+
+    name = "WxH,..."
 
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> tuple[tuple[int, int], ...]:
         if isinstance(value, tuple):
             return value
-        sizes = [re.fullmatch(r"([1-9][0-9]*)x([1-9][0-9]*)", part) for part in str(value).split(",")]
-        if not all(sizes):
-            self.fail(f"{shortened(value)} is not a list of sizes like 512x512,768x512", param, ctx)
-        sides = ([_convert(self, SIZE_SIDE, side, param, ctx) for side in size.groups()] for size in sizes if size)
-        return tuple(dict.fromkeys((height, width) for height, width in sides))
+        text = str(value)
+        turned = text[: len(_OLD_ORDER)].lower() == _OLD_ORDER
+        sizes = [_size(self, part, param, ctx) for part in text[turned * len(_OLD_ORDER) :].split(",")]
+        sizes = [size[::-1] for size in sizes] if turned else sizes
+        _tell_order(sizes, turned)
+        return tuple(dict.fromkeys(sizes))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        before, comma, last = incomplete.rpartition(",")
+        return [CompletionItem(f"{before}{comma}{size}") for size in USUAL_SIZES if size.startswith(last)]
+
+
+_OLD_ORDER = "hxw:"
+
+
+def _tell_order(sizes: Sequence[tuple[int, int]], turned: bool) -> None:
+    """Warn where a size is not square, and where the old order is asked for."""
+    from sdort.console import warn
+
+    odd = next(((height, width) for height, width in sizes if height != width), None)
+    written = ",".join(map(size_words, sizes))
+    if turned:
+        warn(f"--size {_OLD_ORDER} reads the height first, as sdort did once: write --size {written}")
+    elif odd:
+        height, width = odd
+        warn(
+            f"--size {width}x{height} is {width} wide and {height} high, as in sdort run; this command once read the "
+            f"height first, which is --size {_OLD_ORDER}{width}x{height} now"
+        )
+
+
+def _size(
+    kind: click.ParamType[Any], value: object, param: click.Parameter | None, ctx: click.Context | None
+) -> tuple[int, int]:
+    try:
+        return parse_size(value)
+    except SdortError as error:
+        kind.fail(f"{error.message.removeprefix('--size ')}. {error.hint or ''}".strip(), param, ctx)
 
 
 class Duration(click.ParamType[float]):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.number_types import NumberList, SizeList, Whole
+from sdort.cli.number_types import NumberList, Whole
+from sdort.cli.options import sizes_option
 from sdort.errors.number_ranges import DEVICE_ID
 from sdort.providers import AUTO, CPU, PROVIDERS
 
@@ -128,7 +129,7 @@ def _operators(library: Description) -> Table:
     default="auto",
     help="Execution provider.",
 )
-@click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
+@sizes_option
 @click.option("--batch-size", "batch_sizes", type=NumberList(), default="1", help="Batch sizes.")
 @click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU.")
 @click.option("--show", "show_only", is_flag=True, help="Show only what was tuned before.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from sdort.cli.number_types import Whole
+from sdort.cli.number_types import SizeList, Whole
 from sdort.errors.number_ranges import DEVICE_ID
 from sdort.providers import AUTO, PROVIDER_NAMES, PROVIDERS
 
@@ -64,6 +64,15 @@ def signing_options(command: Callable[..., Any]) -> Callable[..., Any]:
         command = option(command)
     return command
 
+
+sizes_option = click.option(
+    "--size",
+    "sizes",
+    type=SizeList(),
+    metavar="WxH,...",
+    show_default="the model's own",
+    help="Image sizes in pixels: the width first.",
+)
 
 placement_option = click.option(
     "--placement",

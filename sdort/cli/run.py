@@ -9,8 +9,10 @@ import click
 from click.core import ParameterSource
 
 from sdort.cli.generation_options import SECTIONS, generation_options
+from sdort.cli.number_types import Whole
 from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
+from sdort.errors.number_ranges import QUALITY
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -21,10 +23,10 @@ _SECTIONS = {
     **SECTIONS,
     **RUNTIME,
     **DECODING,
-    "Results": ("output", "overwrite", "placement", "as_json"),
+    "Results": ("output", "quality", "overwrite", "placement", "as_json"),
 }
 _COMMON = (
-    "prompt", "negative_prompt", "seed", "num_images", "width", "height", "steps", "guidance_scale", "scheduler",
+    "prompt", "negative_prompt", "seed", "num_images", "size", "steps", "guidance_scale", "scheduler",
     "lora", "init_image", "strength", "mask", "hires", "provider", "output", "overwrite",
 )  # fmt: skip
 
@@ -33,7 +35,7 @@ _COMMON = (
     cls=SectionedCommand,
     sections=_SECTIONS,
     common=_COMMON,
-    details="Each PNG stores its generation parameters. sdort repeats a stage in fp32 if it gives NaN or a constant. "
+    details="Each image stores its generation parameters. sdort repeats a stage in fp32 if it gives NaN or a constant. "
     "An image that still has NaN pixels, or only one colour, is an error and is not written.",
     epilog="""\b
 Examples:
@@ -53,8 +55,14 @@ Examples:
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
     show_default="sdort-SEED.png",
-    help="Image to write. Several images get -1, -2, ... before the suffix, or the names of a template such as "
-    "{index:03}-{seed}-{prompt}.png. A missing folder is made.",
+    help="Image to write: .png, .jpg or .webp. Several images get -1, -2, ... before the suffix, or the names of a "
+    "template such as {index:03}-{seed}-{prompt}.png. A missing folder is made.",
+)
+@click.option(
+    "--quality",
+    type=Whole(QUALITY),
+    show_default="95",
+    help="Quality of .jpg and .webp. At 100 .webp keeps every pixel, as .png does.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from sdort.cli.number_types import Whole
+from sdort.cli.number_types import Size, Whole
 from sdort.cli.options import runtime_options
 from sdort.cli.sections import RUNTIME, SectionedCommand
 from sdort.errors.number_ranges import SEEDS, SEMANTIC_PROMPTS, STEPS
@@ -130,6 +130,13 @@ _SECTIONS = {
     "--seeds", type=Whole(SEEDS), default=2, help="Number of images of each prompt. Their seeds are 0, 1, ..."
 )
 @click.option("--steps", type=Whole(STEPS), default=8, help="Denoising steps.")
+@click.option(
+    "--size",
+    type=Size(),
+    metavar="WxH",
+    show_default="the model's own",
+    help="Width and height of the images in pixels.",
+)
 @runtime_options
 @click.option(
     "--bisect",
@@ -163,6 +170,7 @@ def command(
     prompts: Path | None,
     seeds: int,
     steps: int,
+    size: str | None,
     provider: str,
     tuning: bool,
     graph: bool,
@@ -206,6 +214,7 @@ def command(
         prompts=prompts,
         seeds=seeds,
         steps=steps,
+        size=size,
         provider=provider,
         tuning=tuning,
         graph=graph,

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
-from sdort.cli.number_types import Duration, NumberList, SizeList
-from sdort.cli.options import decoding_options, runtime_options
+from sdort.cli.number_types import Duration, NumberList
+from sdort.cli.options import decoding_options, runtime_options, sizes_option
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 from sdort.errors.number_ranges import BUDGET
 
@@ -35,7 +35,7 @@ Examples:
 """,
 )
 @click.argument("pipeline", type=click.Path(path_type=Path))
-@click.option("--size", "sizes", type=SizeList(), show_default="the model's own", help="Image sizes in pixels.")
+@sizes_option
 @click.option(
     "--batch-size", "batch_sizes", type=NumberList(), default="1", help="Numbers of images that are generated at once."
 )
@@ -123,7 +123,7 @@ def _table(items: list[Warmed]) -> Table:
     table = Table("First runs, before and after", headers)
     for item in items:
         seconds = ("" if value is None else f"{value:.2f}" for value in (item.before_s, item.after_s))
-        size = f"{item.height}x{item.width}"
+        size = f"{item.width}x{item.height}"
         table.add_row(item.component, str(item.batch), size, item.status, *seconds, item.decodes)
     return table
 
@@ -139,7 +139,7 @@ def _run_command(pipeline: Path, options: Mapping[str, Any]) -> str:
     words = ["sdort", "run", pipeline, "--prompt", short_prompt(pipeline)]
     words += runtime_words(RuntimeOptions(**runtime))
     for height, width in options["sizes"][:1]:
-        words += ["--height", height, "--width", width]
+        words += ["--size", f"{width}x{height}"]
     images = options["batch_sizes"][0]
     words += ["--num-images", images] if images > 1 else []
     return shlex.join(map(str, words))

@@ -99,6 +99,27 @@ def _listed(values: object, problem: str) -> Sequence[Any]:
     return tuple(values)
 
 
+_SIZE = re.compile(r"\s*([0-9]{1,20})\s*[xX\u00d7*]\s*([0-9]{1,20})\s*")
+
+
+def parse_size(text: object) -> tuple[int, int]:
+    """Height and width in pixels of ``WxH``: ``768x512`` is 768 wide and 512 high, as people write sizes of images.
+
+    Raises:
+        UsageError: it has another form, or a side is out of its range.
+    """
+    sides = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if not sides:
+        raise UsageError(f"--size {shown(text)} is no size", hint="Write WIDTHxHEIGHT in pixels, such as 768x512.")
+    width, height = (SIZE_SIDE.check(SIZE_SIDE.parse(side)) for side in sides.groups())
+    return height, width
+
+
+def size_words(size: tuple[int, int]) -> str:
+    """``WxH`` of a height and a width in pixels."""
+    return "{1}x{0}".format(*size)
+
+
 def check_sizes(sizes: Iterable[object]) -> tuple[tuple[int, int], ...]:
     """Heights and widths in pixels, checked.
 
@@ -157,6 +178,7 @@ MASK_PADDING = Range("mask_padding", 0, 16384, "it is in pixels of the init imag
 HIRES = Range("hires", 1.0, 8.0, "larger images are made in several turns, from an init image")
 HIRES_STRENGTH = Range("hires_strength", 0.0, 1.0, "it is the share of the steps that change the upscaled image")
 HIRES_STEPS = Range("hires_steps", STEPS.low, STEPS.high, STEPS.reason)
+QUALITY = Range("quality", 1, 100, "100 is the best that JPEG and WebP have")
 NUM_IMAGES = Range("num_images", 1, 10_000, "all images of a run are numbered and kept until its end")
 IMAGES_AT_ONCE = Range("images_at_once", 1, 1024, "more of them gain no speed")
 BATCH_SIZE = Range("batch_size", 1, 1024, "larger batches gain no speed")

@@ -10,7 +10,7 @@ from typing import TypedDict, get_type_hints
 
 from sdort.demo import demo_adapter
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE
+from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE, parse_size
 from sdort.errors.option_types import check_types
 from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles
 from sdort.exporter.replacements import Replacements
@@ -61,6 +61,8 @@ class ExportOptions(TypedDict, total=False):
     static: str | StaticSize | None
     """The one size to export for, as ``BxHxW`` (images a run, height and width in pixels); by default batch, height,
     width and sequence length are dynamic."""
+    size: str | None
+    """The one size of an image to export for, as ``WxH``: ``768x512`` is ``static="1x512x768"``."""
     control: bool
     """Give the UNet inputs for the outputs of ControlNets and T2I-Adapters."""
     ip_adapter: Sequence[str | Path]
@@ -108,6 +110,14 @@ class ExportRequest:
     ip_adapters: IpAdapterFiles = NO_IP_ADAPTERS
 
 
+def _static_size(static: str | StaticSize | None, size: str | None) -> StaticSize | None:
+    if size is not None:
+        if static:
+            raise UsageError(f"--size {size} and --static {static} both fix the sizes", hint="Give one of them.")
+        return StaticSize(1, *parse_size(size))
+    return StaticSize.parse(static) if isinstance(static, str) else static
+
+
 def check_options(options: ExportOptions) -> ExportRequest:
     """The options with defaults filled in.
 
@@ -116,12 +126,12 @@ def check_options(options: ExportOptions) -> ExportRequest:
         UsageError: a value is none that the option can have.
     """
     check_types(options, get_type_hints(ExportOptions))
-    static, cache_dir = options.get("static"), options.get("cache_dir")
+    cache_dir = options.get("cache_dir")
     config, vae, encoder = options.get("config"), options.get("vae"), options.get("image_encoder")
     return ExportRequest(
         options.get("components", ()),
         OPSET.check(options.get("opset", DEFAULT_OPSET)),
-        StaticSize.parse(static) if isinstance(static, str) else static,
+        _static_size(options.get("static"), options.get("size")),
         options.get("control", False),
         options.get("variant"),
         options.get("allow_pickle", False),

@@ -113,7 +113,7 @@ def remark_on_size(request: Request, size: tuple[int, int]) -> None:
         say(
             f"{image} is resized from {across}x{before} to {width}x{height} pixels"
             + (", which are other proportions" if stretched else "")
-            + "; --height and --width ask for another size"
+            + "; --size asks for another size"
         )
     if mask is not None and np.asarray(mask.picture).min() == 255:
         say(f"--mask {mask.name} is all white: the whole image is generated anew")

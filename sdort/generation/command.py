@@ -19,7 +19,8 @@ from sdort.generation.canvas import make_canvas
 from sdort.generation.control_plan import plan_controls
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
-from sdort.generation.images import Generated, save_png
+from sdort.generation.image_files import check_sides, save_image
+from sdort.generation.images import Generated
 from sdort.generation.ip_adapter_tokens import check_ip_adapter_images, record_ip_adapter_image
 from sdort.generation.job import Job, plan_jobs, plan_paths
 from sdort.generation.keep_tuning import keep_generated
@@ -136,12 +137,12 @@ class Pipeline:
         """The images of jobs, which are checked before the first one begins."""
         models, device_id = self._models, self._options.device_id
         jobs = [job.for_pipeline(models.folder) for job in jobs]
-        paths, needed = plan_paths(jobs) if jobs[0].output else None, 0
+        written = jobs[0].output is not None or jobs[0].quality is not None
+        paths, needed = plan_paths(jobs) if written else None, 0
         for job in jobs:
             settings = job.requests[0]
             with job.named():
-                checked_stages(models.folder, settings)
-                plan_adapters(models.folder, settings.lora)
+                check_job(models.folder, settings, paths)
                 more = refuse_generation(
                     models.folder, settings, job.images, models.provider, device_id, self._held,
                     refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
@@ -181,7 +182,7 @@ class Pipeline:
                 if image.problem is not None:
                     bad.append((owners[index], image))
                     continue
-                images.append(self._kept(owners[index], image, paths[index] if paths else None, job.overwrite))
+                images.append(self._kept(owners[index], image, paths[index] if paths else None, job))
                 written += filter(None, [images[-1].path])
         keep_generated(models, requests)
         _refuse_bad(bad, len(requests))
@@ -192,10 +193,10 @@ class Pipeline:
             peak_memory=PeakMemory(peak_resident(), self._device.bytes()),
         )
 
-    def _kept(self, request: Request, image: Generated, path: Path | None, overwrite: bool) -> Image:
+    def _kept(self, request: Request, image: Generated, path: Path | None, job: Job) -> Image:
         record = replace(self._record(request), variation_seed=image.variation_seed)
         if path:
-            path = save_png(path, image.pixels, record, image.seed, overwrite=overwrite)
+            path = save_image(path, image.pixels, record, image.seed, overwrite=job.overwrite, quality=job.quality)
         seeds = image.seed, image.variation_seed
         return Image(path, *seeds, request.prompt, request.negative_prompt, image.pixels, record)
 
@@ -318,7 +319,7 @@ def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
 def run(
     pipeline: str | Path, prompt: str | Sequence[str] = (), *, placement: bool = False, **options: Unpack[RunOptions]
 ) -> Generation:
-    """Load a pipeline, generate images and write them as PNG: :func:`load` and :meth:`Pipeline.generate` in one.
+    """Load a pipeline, generate images and write them to files: :func:`load` and :meth:`Pipeline.generate` in one.
 
     What can be refused is refused before anything is loaded.
 
@@ -352,14 +353,28 @@ def run(
         provider = chosen.result()[0]
         for job in jobs:
             with job.named():
-                checked_stages(folder, job.requests[0])
-                plan_adapters(folder, job.requests[0].lora)
+                check_job(folder, job.requests[0], paths)
                 refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
     adaptable = runtime.adapters or any(job.requests[0].lora for job in jobs)
     steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in jobs)
     loaded = _load(Path(pipeline), replace(runtime, adapters=adaptable, control_inputs=steered))
     result = loaded._run_jobs(jobs, paths)
     return _with_placement(result, loaded._models, jobs[0].requests, runtime) if placement else result
+
+
+def check_job(folder: PipelineFolder, request: Request, paths: Sequence[Path] | None) -> None:
+    """Refuse a request that the pipeline cannot do, or whose images the formats of their files do not hold.
+
+    Args:
+        paths: the files, which have one format; None where nothing is written.
+
+    Raises:
+        UsageError, BadModelError: as :func:`checked_stages`, :func:`plan_adapters` and :func:`check_sides`.
+    """
+    last = checked_stages(folder, request)[-1]
+    plan_adapters(folder, request.lora)
+    if paths:
+        check_sides(paths[0], request.init_image.size if request.init_image and request.only_masked else last.size)
 
 
 def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:

@@ -83,11 +83,13 @@ _SWITCHES = {"vae_tiling", "vae_slicing", "only_masked", "guess_mode"}
 
 WITHOUT_EFFECT = {
     "num_images": "an image is one image",
+    "size": "height and width say it",
     "images_at_once": "each image is what it is alone",
     "from_image": "it is this image",
     "prompts": "the image has its prompt",
     "output": "where the image goes",
     "overwrite": "where the image goes",
+    "quality": "how the file is written",
     "on_progress": "what is shown meanwhile",
     "cancel": "when the run ends",
     "preview": "what is shown meanwhile",

@@ -1,8 +1,8 @@
 """The texts inside of a PNG, JPEG or WebP file, of which a stranger may be the author: no pixel is read.
 
 PNG keeps texts by keywords (https://www.w3.org/TR/png-3/, sections 5 and 11.3.3). In the others Exif keeps them: A1111
-and model sites write ``parameters`` as its user comment, ComfyUI ``prompt:`` and ``workflow:`` as the camera's model
-and maker and the tags before them.
+and model sites write ``parameters`` as its user comment, sdort its record as the maker note, ComfyUI ``prompt:`` and
+``workflow:`` as the camera's model and maker and the tags before them.
 
 Which characters the bytes of a text are, many programs say wrongly: PNG's ``tEXt`` is Latin-1, and stable-diffusion.cpp
 writes UTF-8 there. What is valid UTF-8 is read as such, since Latin-1 that people write hardly ever is.
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
+from sdort.generation.image_files import EXIF, MAKER, MAKER_NOTE, USER_COMMENT
 from sdort.generation.image_structure import count_pictures, png_chunks
 from sdort.machine.input_file import read_input
 
@@ -28,7 +29,7 @@ MAX_TEXTS = 1 << 23
 """Bytes of all texts of a file, keywords among them."""
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _JPEG = b"\xff\xd8\xff"
-_EXIF, _USER_COMMENT, _SOFTWARE = 0x8769, 0x9286, 0x0131
+_SOFTWARE = 0x0131
 _NAMED = range(0x0110, 0x0100, -1)
 """Numbers of Exif's tags; ComfyUI writes from the camera's model on downwards."""
 _TEXT_ITSELF = 100
@@ -66,8 +67,11 @@ def _exif_texts(content: bytes, path: Path) -> dict[str, str]:
             warnings.simplefilter("ignore")  # of other damaged tags
             picture = Image.open(io.BytesIO(content), formats=("JPEG", "WEBP"))
             exif = picture.getexif()
-            comment = exif.get_ifd(_EXIF).get(_USER_COMMENT)
+            directory = exif.get_ifd(EXIF)
+            comment, note = directory.get(USER_COMMENT), directory.get(MAKER_NOTE)
         texts = {}
+        if isinstance(note, bytes) and note.startswith(MAKER):
+            texts["sdort"] = _bounded(note.removeprefix(MAKER)).decode()
         for value in filter(None, map(exif.get, _NAMED)):
             keyword, colon, text = _decoded(_bounded(_bytes(value))).rstrip("\0").partition(":")
             if colon and keyword in ("prompt", "workflow"):

@@ -1,25 +1,19 @@
-"""PNG files from the decoder's output, and the images that must not be written."""
+"""Images from the decoder's output, those that must not be written, and their parameters as a text."""
 
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 
-from sdort.console import to_json, warn
-from sdort.errors import OutputError, UsageError
 from sdort.errors.plain_text import one_line
 from sdort.generation.prompt_syntax import WEIGHTINGS
 from sdort.generation.record import GenerationRecord
-from sdort.machine.disk import existing
 from sdort.model.signature import Array
 from sdort.pipelines.sampler_names import a1111_sampler
-from sdort.staging import check_writable, refuse_odd, staged_output
 
 FLAT = 1.0
 """Standard deviation, of 255, below which every channel of an image shows nothing: overflow and dead weights end in one
@@ -136,120 +130,3 @@ def _is_ambiguous(text: str) -> bool:
 def _quoted(text: str, needed: bool) -> str:
     """Text as a JSON string without a colon, which would end a parameter's name; as it is where that is not needed."""
     return json.dumps(text).replace(":", "\\u003a") if needed else text
-
-
-def _without_folders(text: str) -> str:
-    """Text whose absolute paths are the names of their files: folders tell who made an image."""
-    return re.sub(r"(?<![\w./])/(?:[^\s/'\"]+/)+", "", text)
-
-
-def output_paths(output: Path | None, seed: int, count: int, overwrite: bool) -> list[Path]:
-    """Paths of the images: ``output`` itself for one, ``name-1.png``, ``name-2.png`` ... for several.
-
-    Without ``output`` the first free ``sdort-SEED.png`` in the current folder. Checked before anything is computed.
-
-    Raises:
-        UsageError: ``output`` is not a ``.png`` file.
-        OutputError: the folder cannot be made or written, or a file exists and ``overwrite`` is not set.
-    """
-    if output is None:
-        paths = _free_paths(Path(f"sdort-{seed}.png"), count)
-        _check_place(paths[0])
-        return paths
-    return free_for_output(numbered(output, count), overwrite)
-
-
-def free_for_output(paths: list[Path], overwrite: bool) -> list[Path]:
-    """``paths``, that may be written.
-
-    Raises:
-        UsageError: one is no ``.png`` file.
-        OutputError: as :func:`output_paths`.
-    """
-    other = next((path for path in paths if path.suffix.lower() != ".png"), None)
-    if other:
-        raise UsageError(f"{other} is no .png file", hint="Images are written as PNG: -o FILE.png.")
-    for folder in {path.parent: path for path in paths}.values():
-        _check_place(folder)
-    for path in paths:
-        refuse_odd(path)
-    taken = [path for path in paths if os.path.lexists(path)]
-    if taken and not overwrite:
-        others = f" and {len(taken) - 1} more" if len(taken) > 1 else ""
-        raise OutputError(
-            f"{taken[0]}{others} {'exist' if others else 'exists'}",
-            hint="Choose another file with -o, or replace what is there with --overwrite.",
-        )
-    return paths
-
-
-def _check_place(path: Path) -> None:
-    """Refuse an image that cannot be written; a folder that is missing is made with the first one."""
-    nearest = existing(path.parent)
-    if not nearest.is_dir():
-        raise OutputError(f"{nearest} is no folder", hint="Choose another file with -o.")
-    check_writable(nearest / path.name)
-
-
-def numbered(path: Path, count: int) -> list[Path]:
-    """``path`` for one image, ``path`` with -1, -2, ... before its suffix for several."""
-    if count == 1:
-        return [path]
-    return [path.with_name(f"{path.stem}-{index}{path.suffix}") for index in range(1, count + 1)]
-
-
-def free_path(path: Path) -> Path:
-    """``path``, or where there is such a file the next ``name-run2.png``."""
-    return _free_paths(path, 1)[0]
-
-
-def _free_paths(path: Path, count: int) -> list[Path]:
-    attempt = 1
-    candidate = path
-    while any(os.path.lexists(path) for path in numbered(candidate, count)):
-        attempt += 1
-        candidate = path.with_name(f"{path.stem}-run{attempt}{path.suffix}")
-    return numbered(candidate, count)
-
-
-def save_png(path: Path, pixels: Array, record: GenerationRecord, seed: int, *, overwrite: bool = False) -> Path:
-    """Write a PNG as :func:`write_png`: never a part of one. Its folder is made where it is missing.
-
-    Returns:
-        ``path``; or :func:`free_path`, which is told, where another program has put a file there since it was planned,
-        and ``overwrite`` is off.
-
-    Raises:
-        OutputError: it cannot be written.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OutputError(f"cannot make {path.parent}: {error.strerror or error}") from error
-    target = path
-    while True:
-        try:
-            with staged_output(target, overwrite=overwrite) as file:
-                write_png(file, pixels, record, seed)
-            break
-        except FileExistsError:
-            target = free_path(path)
-    if target != path:
-        warn(f"another program has written {path} meanwhile: this image is {target}")
-    return target
-
-
-def write_png(file: BinaryIO, pixels: Array, record: GenerationRecord, seed: int) -> None:
-    """Write a PNG with its parameters inside to an open file.
-
-    The text chunks are ``parameters`` (for people and other programs) and ``sdort`` (``record`` as JSON).
-    """
-    from PIL import Image, PngImagePlugin
-
-    texts = PngImagePlugin.PngInfo()
-    texts.add_text("parameters", parameters_text(record, seed))
-    kept = {**to_json(record), "seed": seed}
-    if record.fallback:
-        kept["fallback"] = _without_folders(kept["fallback"])
-    texts.add_text("sdort", json.dumps(kept))
-    Image.fromarray(pixels).save(file, format="PNG", pnginfo=texts)

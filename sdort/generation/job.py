@@ -14,12 +14,12 @@ from typing import Any, cast
 from sdort.console import say
 from sdort.demo import demo_adapter
 from sdort.errors import SdortError, UsageError
-from sdort.errors.number_ranges import NUM_IMAGES
+from sdort.errors.number_ranges import NUM_IMAGES, parse_size, shown
 from sdort.errors.option_types import check_types
 from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.from_image import DrawnWith, read_image_options
-from sdort.generation.images import free_for_output, output_paths
+from sdort.generation.image_files import check_quality, check_texts, free_for_output, output_paths
 from sdort.generation.input_image import read_image, read_mask
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
@@ -53,6 +53,8 @@ class Job:
     """Fields of the requests that the caller left to the pipeline."""
     drawn: DrawnWith | None = None
     """What an image says of how it was drawn, which is to be drawn again."""
+    quality: int | None = None
+    """Of JPEG and WebP, from 1 to 100; None for the format's."""
     place: str = ""
     """Where in a file of prompts it stands, for messages."""
 
@@ -91,11 +93,19 @@ def plan_paths(jobs: Sequence[Job]) -> list[Path]:
     """The files of all images of jobs that have one ``output``.
 
     Raises:
-        UsageError: ``output`` is no PNG, or a template that gives two images one name.
+        UsageError: ``output`` is no PNG, JPEG or WebP, a template that gives two images one name, or its format has no
+            room for what the images are drawn with, or no ``quality``.
         OutputError: one exists, and ``overwrite`` is off.
     """
-    first = jobs[0]
     requests = [request for job in jobs for request in job.requests]
+    paths = _named_paths(jobs[0], requests)
+    check_quality(paths, jobs[0].quality)
+    for request in requests:
+        check_texts(paths[0], request.texts)
+    return paths
+
+
+def _named_paths(first: Job, requests: Sequence[Request]) -> list[Path]:
     if first.output and is_template(str(first.output)):
         images = [(each.seed + index, each.prompt) for each in requests for index in range(each.num_images)]
         return free_for_output(fill_template(str(first.output), images), first.overwrite)
@@ -118,7 +128,7 @@ def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[J
     Raises:
         UsageError, BadModelError, TypeError: as :func:`plan_job` and :func:`read_lines`.
     """
-    settings: dict[str, Any] = dict(options)
+    settings = sized(options)
     file = settings.pop("prompts", None)
     if file is None:
         return list(_within_limit([plan_job(prompt, cast("GenerationOptions", settings))]))
@@ -129,15 +139,32 @@ def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[J
     return list(_within_limit(_plan_lines(file, lines, settings) for lines in read_lines(Path(file))))
 
 
+def sized(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options with ``height`` and ``width`` in the place of ``size``.
+
+    Raises:
+        UsageError: it is no size, or they say another.
+    """
+    settings = dict(options)
+    size = settings.pop("size", None)
+    for name, side in zip(("height", "width"), parse_size(size) if size is not None else (), strict=False):
+        if settings.get(name) not in (None, side):
+            raise UsageError(
+                f"--size {size} and --{name} {shown(settings[name])} say different sizes", hint="Give one of them."
+            )
+        settings[name] = side
+    return settings
+
+
 def _plan_lines(file: Path, lines: Lines, settings: Mapping[str, Any]) -> Job:
     """The job of lines; an error names the first line that has it."""
     place = f"line {lines.numbers[0]} of {file}"
     try:
-        job = plan_job(lines.prompts, cast("GenerationOptions", {**settings, **lines.options}))
+        job = plan_job(lines.prompts, cast("GenerationOptions", {**settings, **sized(lines.options)}))
     except SdortError:
         for line in lines.each():
             with _named(f"line {line.numbers[0]} of {file}"):
-                plan_job(line.prompts, cast("GenerationOptions", {**settings, **line.options}))
+                plan_job(line.prompts, cast("GenerationOptions", {**settings, **sized(line.options)}))
         raise
     return replace(job, place=place)
 
@@ -196,14 +223,14 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         BadModelError: an image that is to be drawn again is damaged.
         TypeError: there is no option of that name.
     """
-    settings: dict[str, Any] = dict(options)
+    settings = sized(options)
     check_types(settings, _OPTIONS)
     check_types({"prompt": prompt}, _PROMPT)
     drawn = _drawn(prompt, settings)
     if drawn:
         settings = settings | drawn.options
         prompt = settings.pop("prompt", prompt)
-    output = settings.pop("output", None)
+    output, quality = settings.pop("output", None), settings.pop("quality", None)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
     cancel = settings.pop("cancel", None)
     wanted = {name: settings.pop(name, None) for name in PREVIEW_OPTIONS}
@@ -224,7 +251,7 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
         find_scheduler(request.scheduler)
     requests = [replace(one, seed=seed) for one in each_prompt(prompt, request, texts) for seed in seeds]
     path = None if output is None else Path(output)
-    return Job(requests, path, overwrite, on_progress, cancel, previews, unsaid, drawn)
+    return Job(requests, path, overwrite, on_progress, cancel, previews, unsaid, drawn, quality)
 
 
 def _read_files(settings: dict[str, Any]) -> None:

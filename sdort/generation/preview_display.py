@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sdort.console import draw_picture, has_bars, say
-from sdort.generation.images import free_path
+from sdort.generation.image_files import free_path
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.preview import OnPreview, Preview, Previewer, PreviewOptions, make_decode
 from sdort.generation.terminal_picture import draw

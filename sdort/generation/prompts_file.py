@@ -26,7 +26,7 @@ MAX_LINE = 1 << 23
 """Bytes of a line: four texts of the longest that sdort takes, each character escaped."""
 MAX_LINES = 1 << 20
 """Lines of a file, empty ones and comments among them."""
-OF_A_LINE = frozenset({*REPLAYED, "num_images"})
+OF_A_LINE = frozenset({*REPLAYED, "num_images", "size"})
 """Options that a line may have."""
 _TEXTS = ("negative_prompt", "prompt_2", "negative_prompt_2")
 

@@ -283,7 +283,7 @@ def check_tasks(request: Request) -> None:
     if request.hires and request.init_image:
         raise UsageError(
             "--hires goes with text alone, not with --init-image",
-            hint="Ask for a larger image of the init image with --height and --width.",
+            hint="Ask for a larger image of the init image with --size.",
         )
     if request.refiner and (request.hires or request.mask):
         raise UsageError(

@@ -9,7 +9,15 @@ from typing import BinaryIO, overload
 
 from sdort.console import document
 from sdort.errors import UsageError
-from sdort.generation.images import output_paths, save_png, write_png
+from sdort.generation.image_files import (
+    check_quality,
+    check_sides,
+    check_texts,
+    format_of,
+    output_paths,
+    save_image,
+    write_image,
+)
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.inspection.profile import Placement
 from sdort.model.signature import Array
@@ -20,7 +28,7 @@ class Image:
     """One generated image."""
 
     path: Path | None
-    """The PNG that it was written to; None if it was not written."""
+    """The file that it was written to; None if it was not written."""
     seed: int
     """The image's seed."""
     variation_seed: int | None
@@ -34,26 +42,54 @@ class Image:
     record: GenerationRecord = field(metadata={"json": None}, repr=False)
 
     @overload
-    def save(self, path: str | Path, *, overwrite: bool = False) -> Path: ...
+    def save(
+        self, path: str | Path, *, overwrite: bool = False, quality: int | None = None, format: str | None = None
+    ) -> Path: ...
 
     @overload
-    def save(self, path: BinaryIO, *, overwrite: bool = False) -> None: ...
+    def save(
+        self, path: BinaryIO, *, overwrite: bool = False, quality: int | None = None, format: str | None = None
+    ) -> None: ...
 
-    def save(self, path: str | Path | BinaryIO, *, overwrite: bool = False) -> Path | None:
-        """Write the image as PNG, with its parameters inside, to a path or an open binary file.
+    def save(
+        self,
+        path: str | Path | BinaryIO,
+        *,
+        overwrite: bool = False,
+        quality: int | None = None,
+        format: str | None = None,
+    ) -> Path | None:
+        """Write the image as PNG, JPEG or WebP, with its parameters inside, to a path or an open binary file.
+
+        Args:
+            path: the suffix of a path says the format.
+            quality: of JPEG and WebP, from 1 to 100; 95 by default, and 100 of WebP keeps every pixel.
+            format: of an open file: ``png`` (the default), ``jpeg`` or ``webp``.
 
         Returns:
             The path; None of an open file.
 
         Raises:
-            UsageError: ``path`` is no ``.png`` file.
+            UsageError: ``path`` or ``format`` is none of these, or the image is larger than its format has.
             OutputError: it cannot be written, or exists and ``overwrite`` is off.
         """
         if not isinstance(path, str | Path):
-            write_png(path, self.pixels, self.record, self.seed)
+            named = Path(f"image.{format or 'png'}")
+            self._check(named, quality)
+            write_image(path, self.pixels, self.record, self.seed, format_of(named), quality)
             return None
+        if format is not None:
+            raise UsageError("format= is for open files", hint="The suffix of a path says the format.")
         [target] = output_paths(Path(path), self.seed, 1, overwrite)
-        return save_png(target, self.pixels, self.record, self.seed, overwrite=overwrite)
+        self._check(target, quality)
+        return save_image(target, self.pixels, self.record, self.seed, overwrite=overwrite, quality=quality)
+
+    def _check(self, path: Path, quality: int | None) -> None:
+        """Refuse a file whose format cannot hold the image."""
+        record, (height, width) = self.record, self.pixels.shape[:2]
+        check_quality([path], quality)
+        check_sides(path, (height, width))
+        check_texts(path, (record.prompt, record.negative_prompt, record.prompt_2, record.negative_prompt_2))
 
 
 @dataclass(frozen=True)
@@ -84,19 +120,28 @@ class Generation(GenerationRecord):
     """Where each component's operators ran, if that was asked for."""
     placement_remarks: list[str] = field(default_factory=list, metadata={"json": None})
 
-    def save(self, output: str | Path | BinaryIO | None = None, *, overwrite: bool = False) -> list[Path]:
-        """Write all images as PNG files with their parameters inside, or the one image to an open binary file.
+    def save(
+        self,
+        output: str | Path | BinaryIO | None = None,
+        *,
+        overwrite: bool = False,
+        quality: int | None = None,
+        format: str | None = None,
+    ) -> list[Path]:
+        """Write all images as PNG, JPEG or WebP files with their parameters inside, or the one image to an open binary
+        file.
 
         Args:
             output: the file of a single image; several get -1, -2, ... before the suffix. By default
                 ``sdort-SEED.png`` in the current folder. An open file takes one image.
             overwrite: replace files that exist.
+            quality: as for :meth:`Image.save`, and so is ``format``.
 
         Returns:
             The paths, in the order of the images; none of an open file.
 
         Raises:
-            UsageError: ``output`` is no ``.png`` file, or an open file and there are several images.
+            UsageError: as :meth:`Image.save`, or ``output`` is an open file and there are several images.
             OutputError: a file cannot be written, or exists and ``overwrite`` is off.
         """
         if output is not None and not isinstance(output, str | Path):
@@ -104,12 +149,17 @@ class Generation(GenerationRecord):
                 raise UsageError(
                     f"an open file takes one image, and there are {len(self.images)}", hint="Save each of .images."
                 )
-            self.images[0].save(output)
+            self.images[0].save(output, quality=quality, format=format)
             return []
+        if format is not None:
+            raise UsageError("format= is for open files", hint="The suffix of a path says the format.")
         paths = output_paths(Path(output) if output else None, self.seed, len(self.images), overwrite)
+        pairs = list(zip(self.images, paths, strict=True))
+        for image, path in pairs:
+            image._check(path, quality)
         return [
-            save_png(path, image.pixels, image.record, image.seed, overwrite=overwrite)
-            for image, path in zip(self.images, paths, strict=True)
+            save_image(path, image.pixels, image.record, image.seed, overwrite=overwrite, quality=quality)
+            for image, path in pairs
         ]
 
 

@@ -49,6 +49,8 @@ class GenerationOptions(TypedDict, total=False):
     """Denoising steps; by default 50, or those that a few-step model was made for."""
     guidance_scale: float | None
     """How closely to follow the prompt; 1 turns guidance off. By default 7.5, or what a few-step model was made for."""
+    size: str | None
+    """Width and height in pixels, as ``768x512``, in place of both of these."""
     height: int | None
     """Pixels; by default the pipeline's own."""
     width: int | None
@@ -123,9 +125,12 @@ class GenerationOptions(TypedDict, total=False):
     vae_slicing: bool | None
     """Decode one image at a time; by default where memory asks for it."""
     output: str | Path | None
-    """A PNG to write each image to as soon as it is done, with its parameters inside; several images get -1, -2, ...
-    before the suffix, or the names of a template such as ``out/{index:03}-{seed}-{prompt}.png``. Its folder is made
-    where it is missing. By default nothing is written: see :meth:`Generation.save`."""
+    """A file to write each image to as soon as it is done, with its parameters inside: ``.png``, ``.jpg``, ``.jpeg`` or
+    ``.webp``. Several images get -1, -2, ... before the suffix, or the names of a template such as
+    ``out/{index:03}-{seed}-{prompt}.png``. Its folder is made where it is missing. By default nothing is written: see
+    :meth:`Generation.save`."""
+    quality: int | None
+    """Of JPEG and WebP, from 1 to 100; 95 by default, and 100 of WebP keeps every pixel."""
     overwrite: bool
     """Replace ``output`` if it exists."""
     on_progress: OnProgress | None

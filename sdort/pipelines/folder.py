@@ -175,7 +175,7 @@ def pixels_of(sample_size: int | list[int], factor: int) -> tuple[int, int]:
     problem = HEIGHT.problem(height) or WIDTH.problem(width)
     if problem:
         raise BadModelError(
-            f"its config says that it makes images of {height}x{width} pixels: {problem}",
+            f"its config says that it makes images of {width}x{height} pixels: {problem}",
             component="unet",
             hint="Correct sample_size in its config.json: it is in latents.",
         )

@@ -9,6 +9,7 @@ from typing import Literal
 from sdort.console import say
 from sdort.engines.default_prompts import default_prompts
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import parse_size
 from sdort.errors.option_types import typed
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
@@ -33,6 +34,7 @@ def verify(
     prompts: str | Path | Sequence[str] | None = None,
     seeds: int = 2,
     steps: int = 8,
+    size: str | None = None,
     provider: str = AUTO,
     tuning: bool = False,
     graph: bool = False,
@@ -66,6 +68,7 @@ def verify(
         prompts: prompts, or the path of a file with one prompt a line; by default two that the model can draw.
         seeds: images for each prompt: the seeds 0, 1, ...
         steps: denoising steps.
+        size: width and height of the images in pixels, as ``768x512``; by default the model's own.
         provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
             ``provider_options``, ``split``, ``custom_ops`` and ``check``.
         bisect: find the node from which a failed component is wrong, and what made it so.
@@ -122,6 +125,7 @@ def verify(
         prompts_file=Path(prompts) if isinstance(prompts, str | Path) else None,
         seeds=seeds,
         steps=steps,
+        size=None if size is None else parse_size(size),
         bisect=bisect,
         semantic=semantic,
         semantic_prompts=semantic_prompts,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.engines.default_prompts import PROMPTS
-from sdort.errors.number_ranges import SEEDS, SEMANTIC_PROMPTS, STEPS, check_fields
+from sdort.errors.number_ranges import SEEDS, SEMANTIC_PROMPTS, STEPS, check_fields, size_words
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions, runtime_words
 from sdort.verification.recorded_inputs import RANDOM, RECORDED
@@ -35,6 +35,8 @@ class VerifyOptions:
     """The file that the prompts are from."""
     seeds: int = 2
     steps: int = 8
+    size: tuple[int, int] | None = None
+    """Height and width of the images in pixels; None for the model's own."""
     bisect: bool = False
     semantic: bool = False
     """Also score the images of the demo's held-out prompts."""
@@ -61,6 +63,7 @@ class VerifyOptions:
         words += ["--prompts", self.prompts_file] if self.prompts_file else []
         words += ["--seeds", self.seeds] if self.seeds != plain.seeds else []
         words += ["--steps", self.steps] if self.steps != plain.steps else []
+        words += ["--size", size_words(self.size)] if self.size else []
         words += runtime_words(self.runtime)
         words += ["--semantic"] if self.semantic else []
         words += ["--semantic-prompts", self.semantic_prompts] if self.semantic_prompts else []

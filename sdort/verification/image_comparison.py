@@ -104,7 +104,11 @@ def read_prompts(path: Path) -> tuple[str, ...]:
 
 
 def make_requests(
-    prompts: Sequence[str], seeds: int, steps: int, refined: tuple[int, int] | None = None
+    prompts: Sequence[str],
+    seeds: int,
+    steps: int,
+    refined: tuple[int, int] | None = None,
+    size: tuple[int, int] | None = None,
 ) -> list[Request]:
     """One request a prompt, with the seeds 0, 1, ...; one image at a time, so that each can be made again alone.
 
@@ -112,8 +116,11 @@ def make_requests(
 
     Args:
         refined: height and width in pixels of the image that a refiner works on, which does not begin with text.
+        size: height and width in pixels; by default the model's own.
     """
     begin: dict[str, Any] = {"init_image": blots(refined), "strength": REFINED} if refined else {}
+    height, width = size or (None, None)
+    begin |= {"height": height, "width": width}
     return [
         Request(prompt, steps=steps, seed=0, num_images=seeds, images_at_once=1, prompt_weighting="none", **begin)
         for prompt in prompts

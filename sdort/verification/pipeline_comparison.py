@@ -179,8 +179,8 @@ def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptio
 
 def _requests(run: _Run) -> list[Request]:
     options, folder = run.options, run.folder
-    refined = folder.default_size if folder.family.aesthetic else None
-    return make_requests(options.prompts, options.seeds, options.steps, refined)
+    refined = (options.size or folder.default_size) if folder.family.aesthetic else None
+    return make_requests(options.prompts, options.seeds, options.steps, refined, options.size)
 
 
 def _steps(request: Request) -> int:
@@ -224,7 +224,7 @@ def _inputs(run: _Run, component: str, recorded: RecordedRun) -> list[Inputs]:
     if RANDOM in run.options.inputs:
         reference = run.original or run.folder
         factor = run.folder.vae_factor
-        height, width = (side // factor for side in run.folder.default_size)
+        height, width = (side // factor for side in run.options.size or run.folder.default_size)
         path = reference.models.get(component, run.folder.models[component])
         inputs += random_inputs(path, component, factor, (height, width))
     return [*inputs, *recorded.inputs.get(component, [])] if RECORDED in run.options.inputs else inputs

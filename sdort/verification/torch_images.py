@@ -27,11 +27,12 @@ def generate_in_torch(
         BadModelError: diffusers does not load the checkpoint.
     """
     engine = TorchEngine(checkpoint, CPU, "float32", compiled=False)
-    pipeline, size = engine.pipeline(WHOLE_PIPELINE), engine.default_size()
+    pipeline, (height, width) = engine.pipeline(WHOLE_PIPELINE), engine.default_size()
     images = {}
     for request in requests:
         for seed in range(request.seed, request.seed + request.num_images):
             one = replace(request, seed=seed, num_images=1)
+            size = one.height or height, one.width or width
             runner = PipelineRunner(pipeline, one, size, engine.guard, context)
             runner()
             images[request.prompt, seed] = runner.result()[0]

@@ -60,7 +60,7 @@ class Decode:
     form: Plan
 
     def __str__(self) -> str:
-        return f"{self.case.batch} of {self.case.height}x{self.case.width} {self.form}"
+        return f"{self.case.batch} of {self.case.width}x{self.case.height} {self.form}"
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, 
     """The cases that generations run the components on; all images of a run begin with one that is encoded."""
     for height, width in options.sizes or [folder.default_size]:
         if height % folder.vae_factor or width % folder.vae_factor:
-            raise UsageError(f"--size {height}x{width}: both must be multiples of {folder.vae_factor}")
+            raise UsageError(f"--size {width}x{height}: both must be multiples of {folder.vae_factor}")
         for images in options.batch_sizes:
             for name, specs in inputs.items():
                 count = 1 if name == ENCODER else images

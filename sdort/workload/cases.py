@@ -44,7 +44,7 @@ class Case:
     """The pipeline's; components do without."""
 
     def __str__(self) -> str:
-        return f"{self.component}, batch {self.batch}, {self.height}x{self.width}"
+        return f"{self.component}, batch {self.batch}, {self.width}x{self.height}"
 
 
 def further_cases(case: Case, images: int) -> list[Case]:

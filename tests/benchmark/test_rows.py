@@ -60,7 +60,7 @@ FULL = row(
 def test_every_column_holds_its_own_field() -> None:
     titles, [line] = cells([FULL])
     assert dict(zip(titles, line, strict=True)) == {
-        "pipeline": "fast 01234567", "engine": "torch rocm bf16", "component": "unet", "batch": "4", "size": "64x96",
+        "pipeline": "fast 01234567", "engine": "torch rocm bf16", "component": "unet", "batch": "4", "size": "96x64",
         "median ms": "11.0", "mean": "12.0", "p90": "13.0", "min": "14.0", "first": "15.0", "prepare": "16.0",
         "images/s": "17.0", "host MiB": "1,018 / 19", "device MiB": "20 / 21", "time ratio": "2.00 (1.25 to 2.50)",
         "output": "1.5e-03 vs it",
@@ -68,7 +68,7 @@ def test_every_column_holds_its_own_field() -> None:
     titles, [line] = cells([row(median_ms=None, host_first_mib=3.0, device_first_mib=4.0, device_later_mib=0.0)])
     assert dict(zip(titles, line, strict=True)) == {
         "pipeline": "fast 01234567", "engine": "onnxruntime cpu fp32", "component": "unet", "batch": "1",
-        "size": "64x96", **dict.fromkeys(("median ms", "mean", "p90", "min", "first", "prepare", "images/s"), "-"),
+        "size": "96x64", **dict.fromkeys(("median ms", "mean", "p90", "min", "first", "prepare", "images/s"), "-"),
         "host MiB": "3 / -", "device MiB": "4 / 0", "time ratio": "", "output": "",
     }  # fmt: skip
 
@@ -139,9 +139,9 @@ def test_a_csv_has_a_column_for_each_plain_field() -> None:
 
 def test_settings_say_what_all_rows_share() -> None:
     rows = [row(), row("pipeline", repeat=None)]
-    assert settings(rows) == "batch 1, 64x96, fp32, 20 steps, 3 warm-up and 10 timed calls"
+    assert settings(rows) == "batch 1, 96x64, fp32, 20 steps, 3 warm-up and 10 timed calls"
     for change, left_out in (
-        ({"batch_size": 2}, "batch 1"), ({"height": 32}, "64x96"), ({"width": 64}, "64x96"),
+        ({"batch_size": 2}, "batch 1"), ({"height": 32}, "96x64"), ({"width": 64}, "96x64"),
         ({"dtype": "float16"}, "fp32"),
     ):  # fmt: skip
         assert left_out not in settings([*rows, row(**change)])
@@ -153,7 +153,7 @@ def test_a_caption_names_each_device_and_date_once() -> None:
     rows = [row(versions={"sdort": "1", "python": "3"}), row(measured_at="2026-11-22T12:42:07+01:00"), row(device="b")]
     assert date_text(rows) == "2026-11-22 12:42 UTC+01:00"
     assert caption(rows).split("; ") == [
-        "a CPU, b", date_text(rows), "batch 1, 64x96, fp32, 3 warm-up and 10 timed calls", "sdort 1, python 3"
+        "a CPU, b", date_text(rows), "batch 1, 96x64, fp32, 3 warm-up and 10 timed calls", "sdort 1, python 3"
     ]  # fmt: skip
     assert date_text([row()]) == ""
     assert caption([]) == ""
@@ -193,8 +193,8 @@ def test_the_legend_names_the_row_that_others_are_measured_against() -> None:
 def test_a_case_is_named_by_what_differs() -> None:
     one = row()
     for change, name in (
-        ({}, "unet"), ({"batch_size": 2}, "unet, batch 1"), ({"height": 32}, "unet, 64x96"),
-        ({"width": 32}, "unet, 64x96"), ({"batch_size": 2, "width": 32}, "unet, batch 1, 64x96"),
+        ({}, "unet"), ({"batch_size": 2}, "unet, batch 1"), ({"height": 32}, "unet, 96x64"),
+        ({"width": 32}, "unet, 96x64"), ({"batch_size": 2, "width": 32}, "unet, batch 1, 96x64"),
     ):  # fmt: skip
         assert case_label(one, [one, row(**change)]) == name
     assert [dtype_text(dtype) for dtype in ("float32", "float16", "bfloat16")] == ["fp32", "fp16", "bf16"]
@@ -230,7 +230,7 @@ def test_a_bar_has_the_sizes_of_images_not_of_components() -> None:
     image, larger, part = row("pipeline"), row("pipeline", batch_size=2), row(height=32)
     assert bar_label(image, [image, part]) == "fast"
     assert bar_label(larger, [image, larger, part]) == "fast, batch 2"
-    assert bar_label(part, [part, row()]) == "fast, 32x96"
+    assert bar_label(part, [part, row()]) == "fast, 96x32"
 
 
 # Failures
@@ -238,7 +238,7 @@ def test_a_bar_has_the_sizes_of_images_not_of_components() -> None:
 
 def test_a_failure_is_named_in_full_and_the_rest_counted() -> None:
     failed = [row(status=f"reason {n}", pipeline=f"p{n}", batch_size=n, dtype="float16") for n in range(13)]
-    assert failures([row(), failed[1]]) == ["p1, unet, batch 1, 64x96, float16: reason 1"]
+    assert failures([row(), failed[1]]) == ["p1, unet, batch 1, 96x64, float16: reason 1"]
     assert MOST_LISTED == 12
     assert listed(["x"] * 12).count("\n  x") == 12
     assert listed(["x"] * 12).endswith("x")

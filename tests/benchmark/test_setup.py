@@ -456,7 +456,7 @@ def test_steps_that_could_not_be_made_are_an_error_with_the_rows_that_failed() -
     with pytest.raises(ParityError, match="1 of 2 steps could not be made") as caught:
         made.raise_if_failed()
     assert caught.value.message.endswith(
-        listed(["the step 'fp16' could not be made: no", "fast, unet, batch 1, 64x96, float32: bad"])
+        listed(["the step 'fp16' could not be made: no", "fast, unet, batch 1, 96x64, float32: bad"])
     )
     made.stages = made.stages[1:]
     with pytest.raises(ParityError, match="1 of 1 rows were not timed"):

@@ -53,9 +53,9 @@ def test_what_to_do_with_the_tuning_cache() -> None:
 @pytest.mark.parametrize(
     ("sizes", "batches", "words"),
     [
-        ((), (1,), []), (((64, 96), (32, 48)), (1, 4), ["--height", "64", "--width", "96"]),
+        ((), (1,), []), (((64, 96), (32, 48)), (1, 4), ["--size", "96x64"]),
         ((), (4, 1), ["--num-images", "4"]),
-        (((64, 96),), (2,), ["--height", "64", "--width", "96", "--num-images", "2"]),
+        (((64, 96),), (2,), ["--size", "96x64", "--num-images", "2"]),
     ],
 )  # fmt: skip
 def test_the_run_that_is_warm_now(sizes: Any, batches: Any, words: list[str]) -> None:
@@ -70,7 +70,7 @@ def test_the_table_of_a_warm_up() -> None:
         component="unet", batch=3, height=64, width=96, status="done", before_s=12.345, after_s=None, decodes="whole"
     )
     items: Any = [one]
-    assert [row.cells for row in _table(items).rows] == [("unet", "3", "64x96", "done", "12.35", "", "whole")]
+    assert [row.cells for row in _table(items).rows] == [("unet", "3", "96x64", "done", "12.35", "", "whole")]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def converted(kind: click.ParamType[Any], value: object) -> Any:
     ("kind", "value", "wanted"),
     [
         (NumberList(), "1,4,1", (1, 4)), (NumberList(), "3", (3,)), (NumberList(), (2,), (2,)),
-        (SizeList(), "64x96,32x48,64x96", ((64, 96), (32, 48))), (SizeList(), ((1, 2),), ((1, 2),)),
+        (SizeList(), "64x96,32x48,64x96", ((96, 64), (48, 32))), (SizeList(), ((1, 2),), ((1, 2),)),
         (TIME, "90s", 90.0), (TIME, "1.5m", 90.0),
         (TIME, "2h", 7200.0), (TIME, "2d", 172800.0),
         (TIME, 4.0, 4.0),
@@ -158,7 +158,7 @@ def test_lists_and_times(kind: click.ParamType[Any], value: object, wanted: Any)
 @pytest.mark.parametrize(
     ("kind", "value"),
     [(NumberList(), text) for text in ("", "0", "1,", "01", "1,,2", "-1")]
-    + [(SizeList(), text) for text in ("64", "64x", "x64", "0x64", "64x64x64", "64X64")]
+    + [(SizeList(), text) for text in ("64", "64x", "x64", "0x64", "64x64x64", "64y64")]
     + [(TIME, text) for text in ("90", "s", "1w", "-1s", "0.5s", "1e3s")],
 )
 def test_what_is_no_list_and_no_time(kind: click.ParamType[Any], value: str) -> None:

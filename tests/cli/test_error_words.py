@@ -244,7 +244,7 @@ def test_a_value_that_was_parsed_is_not_parsed_again() -> None:
     assert _convert(Real(limits), limits, 0.5, None, None) == 1.0
     assert parsed == ["0.25"]
     assert NumberList().convert("2,1,2", None, None) == (2, 1)
-    assert SizeList().convert("64x96,32x48,64x96", None, None) == ((64, 96), (32, 48))
+    assert SizeList().convert("64x96,32x48,64x96", None, None) == ((96, 64), (48, 32))
 
 
 # Benchmarks

@@ -443,8 +443,8 @@ def test_names_are_checked_before_anything_runs(tmp_path: Path) -> None:
     jobs = plan_jobs("a", {"seed": "1-3", "output": tmp_path / "{seed}.png"})
     with pytest.raises(OutputError, match=r"2\.png exists"):
         plan_paths(jobs)
-    with pytest.raises(UsageError, match=r"is no \.png file"):
-        plan_paths(plan_jobs("a", {"output": "{seed}.jpg"}))
+    with pytest.raises(UsageError, match=r"is no \.png, "):
+        plan_paths(plan_jobs("a", {"output": "{seed}.gif"}))
 
 
 def test_a_file_of_prompts_has_one_a_line(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from support.infotext import read_infotext, record
 
 from sdort.errors import UsageError
 from sdort.generation import images
-from sdort.generation.images import parameters_text, save_png
+from sdort.generation.image_files import save_image
+from sdort.generation.images import parameters_text
 from sdort.generation.request import MAX_PROMPT, Request, each_prompt
 
 FORGED = "a cat\nNegative prompt: dog\nSteps: 1, Sampler: x, CFG scale: 1, Seed: 1, Size: 8x8, Model hash: evil"
@@ -51,7 +52,7 @@ def test_usual_prompts_stay_as_they_are() -> None:
 @pytest.mark.parametrize("prompt", [FORGED, "\udcff", "x" * MAX_PROMPT], ids=["forged", "no UTF-8", "long"])
 def test_a_file_holds_any_prompt_and_no_folder_of_the_users(prompt: str, tmp_path: Path) -> None:
     why = "cuda cannot be used: /home/me/lib/libcuda.so.1: cannot open shared object file"
-    save_png(tmp_path / "a.png", np.zeros((2, 2, 3), np.uint8), record(prompt=prompt, fallback=why), 7)
+    save_image(tmp_path / "a.png", np.zeros((2, 2, 3), np.uint8), record(prompt=prompt, fallback=why), 7)
     with Image.open(tmp_path / "a.png") as image:
         texts = image.text  # type: ignore[attr-defined]
     assert read_infotext(texts["parameters"])["prompt"] == prompt
@@ -85,13 +86,13 @@ def test_a_file_that_has_come_meanwhile_stays(
     if not links:
         monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "no links here")))
     path, pixels = tmp_path / "a.png", np.zeros((2, 2, 3), np.uint8)
-    assert save_png(path, pixels, record(), 7) == path
+    assert save_image(path, pixels, record(), 7) == path
     theirs = path.read_bytes()
-    assert save_png(path, pixels, record(), 8) == tmp_path / "a-run2.png"
+    assert save_image(path, pixels, record(), 8) == tmp_path / "a-run2.png"
     assert path.read_bytes() == theirs
     said = " ".join(capsys.readouterr().err.split())
     assert "another program has written" in said
     assert said.endswith("a-run2.png")
-    assert save_png(path, pixels, record(), 8, overwrite=True) == path
+    assert save_image(path, pixels, record(), 8, overwrite=True) == path
     assert path.read_bytes() == (tmp_path / "a-run2.png").read_bytes() != theirs
     assert sorted(os.listdir(tmp_path)) == ["a-run2.png", "a.png"]

@@ -235,7 +235,9 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(Job, "for_pipeline", lambda self, folder: self)
     monkeypatch.setattr(command, "refuse_generation", refuse)
-    monkeypatch.setattr(command, "checked_stages", lambda folder, request: [SimpleNamespace(steps=2, calls=2)])
+    monkeypatch.setattr(
+        command, "checked_stages", lambda folder, request: [SimpleNamespace(steps=2, calls=2, size=(8, 8))]
+    )
     monkeypatch.setattr(command, "plan_adapters", lambda folder, lora: asked.kept.append(("lora", lora)))
     monkeypatch.setattr(command, "keep_generated", lambda models, requests: asked.kept.append(len(requests)))
     monkeypatch.setattr(Pipeline, "_record", lambda self, request: command_record(request))

@@ -14,18 +14,9 @@ from support.infotext import read_infotext, record
 
 from sdort.errors import OutputError, UsageError
 from sdort.errors.plain_text import one_line
-from sdort.generation import images
-from sdort.generation.images import (
-    Generated,
-    constant_problem,
-    free_for_output,
-    free_path,
-    output_paths,
-    parameters_text,
-    save_png,
-    task_parameters,
-    to_image,
-)
+from sdort.generation import image_files
+from sdort.generation.image_files import free_for_output, free_path, output_paths, save_image
+from sdort.generation.images import Generated, constant_problem, parameters_text, task_parameters, to_image
 from sdort.generation.last_lines import summarize
 from sdort.generation.record import AdapterRecord, StageSeconds
 from sdort.generation.result import Generation, Image, PeakMemory, joined
@@ -123,8 +114,8 @@ def test_each_image_is_saved_with_its_own_seed_and_prompt(tmp_path: Path) -> Non
         with pytest.raises(OutputError, match="exist"):
             save(path)
         assert save(path, overwrite=True)
-    with pytest.raises(UsageError, match=r"is no \.png file"):
-        result.images[0].save(tmp_path / "x.jpg")
+    with pytest.raises(UsageError, match=r"x\.gif is no \.png, \.jpg, \.jpeg or \.webp file"):
+        result.images[0].save(tmp_path / "x.gif")
 
 
 def test_names_by_default_are_those_of_the_first_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +145,7 @@ def test_a_folder_that_cannot_be_written_is_told_before_anything_is_computed(
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "there").mkdir()
-    monkeypatch.setattr(images, "check_writable", refuse)
+    monkeypatch.setattr(image_files, "check_writable", refuse)
     for overwrite in (False, True):
         with pytest.raises(OutputError, match="read-only"):
             output_paths(Path(output) if output else None, 7, 2, overwrite)
@@ -172,8 +163,8 @@ def test_what_exists_is_told_with_how_many_more(tmp_path: Path) -> None:
         free_for_output(paths, overwrite=False)
     paths[2].unlink()
     assert free_for_output(paths, overwrite=True) == paths
-    with pytest.raises(UsageError, match=r"b\.jpg is no \.png file"):
-        free_for_output([tmp_path / "a.PNG", tmp_path / "b.jpg"], overwrite=True)
+    with pytest.raises(UsageError, match=r"b\.gif is no \.png, "):
+        free_for_output([tmp_path / "a.PNG", tmp_path / "b.gif"], overwrite=True)
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="file is no folder"):
         free_for_output([tmp_path / "a.png", tmp_path / "file" / "a.png"], overwrite=False)
@@ -183,13 +174,13 @@ def test_a_file_of_the_same_name_is_replaced_where_that_is_asked_for(tmp_path: P
     own = record(fallback=None)
     first, second = image(1), image(2)
     place = tmp_path / "new" / "folder" / "a.png"
-    assert save_png(place, first.pixels, own, 1) == place
-    assert save_png(place, second.pixels, own, 2, overwrite=True) == place
+    assert save_image(place, first.pixels, own, 1) == place
+    assert save_image(place, second.pixels, own, 2, overwrite=True) == place
     with Pictures.open(place) as picture:
         np.testing.assert_array_equal(np.asarray(picture), second.pixels)
     (tmp_path / "file").touch()
     with pytest.raises(OutputError, match="cannot make"):
-        save_png(tmp_path / "file" / "in" / "a.png", first.pixels, own, 1)
+        save_image(tmp_path / "file" / "in" / "a.png", first.pixels, own, 1)
 
 
 # A1111's names

@@ -23,7 +23,7 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ParityError, UsageError
-from sdort.generation import images
+from sdort.generation import image_files, images
 from sdort.generation.command import run
 from sdort.generation.host_loop import embed_guidance
 from sdort.generation.pipeline import TextToImage, load_pipeline
@@ -293,7 +293,7 @@ def test_without_a_name_the_file_is_called_after_the_seed(tiny: Tiny, sdort: Cal
 @pytest.mark.parametrize(
     ("output", "exit_code", "message"),
     [
-        ("out.jpg", 2, "no .png file"),
+        ("out.gif", 2, "no .png, .jpg, .jpeg or .webp file"),
         ("taken.png/out.png", 7, "taken.png is no folder"),
         ("taken.png", 7, "taken.png exists"),
         ("several.png", 7, "several-2.png and 1 more exist"),
@@ -321,7 +321,7 @@ def test_overwrite_replaces_the_file_but_no_folder(tiny: Tiny, sdort: Callable[.
         image.verify()
     Path("folder.png").mkdir()
     with pytest.raises(OutputError, match=r"folder.png is a folder"):
-        images.output_paths(Path("folder.png"), 1, 1, overwrite=True)
+        image_files.output_paths(Path("folder.png"), 1, 1, overwrite=True)
 
 
 def test_the_last_lines_say_what_was_made_and_what_it_took(tiny: Tiny, sdort: Callable[..., Result]) -> None:
@@ -365,7 +365,7 @@ def test_a_full_disk_leaves_no_part_of_an_image(tmp_path: Path, monkeypatch: pyt
     empty: dict[str, Any] = dict.fromkeys((each.name for each in fields(GenerationRecord)), "")
     record = GenerationRecord(**{**empty, "versions": {"sdort": "0"}})
     with pytest.raises(OutputError, match="No space left"):
-        images.save_png(tmp_path / "a.png", np.zeros((2, 2, 3), np.uint8), record, 1)
+        image_files.save_image(tmp_path / "a.png", np.zeros((2, 2, 3), np.uint8), record, 1)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -20,7 +20,7 @@ from sdort.errors import CancelledError, OutputError, ParityError, UsageError
 from sdort.generation import command, job, prompts
 from sdort.generation.command import _case, _refuse_bad, _shown_progress, _with_placement
 from sdort.generation.control_choice import ControlChoice, _pairs, parse_control_choice
-from sdort.generation.images import _check_place, _free_paths
+from sdort.generation.image_files import _check_place, _free_paths
 from sdort.generation.ip_adapter_choice import IpAdapterChoice
 from sdort.generation.ip_adapter_tokens import _resized
 from sdort.generation.job import Job, _plan_lines, _read_files, _remark_on_files, _within_limit

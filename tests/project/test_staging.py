@@ -21,7 +21,7 @@ from support.infotext import record
 
 import sdort.staging
 from sdort.errors import OutputError
-from sdort.generation.images import free_for_output, save_png
+from sdort.generation.image_files import free_for_output, save_image
 from sdort.staging import check_output, check_output_file, staged_directory, staged_file, write_atomically
 
 
@@ -575,7 +575,7 @@ WRITERS: dict[str, Callable[[Path], object]] = {
     "check": lambda path: check_output_file(path, True),
     "text": lambda path: write_atomically(path, "new"),
     "plan of images": lambda path: free_for_output([path], True),
-    "image": lambda path: save_png(path, np.zeros((8, 8, 3), np.uint8), record(), 1, overwrite=True),
+    "image": lambda path: save_image(path, np.zeros((8, 8, 3), np.uint8), record(), 1, overwrite=True),
 }
 
 
@@ -608,7 +608,7 @@ def test_a_link_stays_and_what_it_leads_to_is_written(writer: str, exists: bool,
 
 def test_a_name_that_is_taken_by_a_link_to_nothing_is_taken(tmp_path: Path) -> None:
     (tmp_path / "image.png").symlink_to("gone")
-    path = save_png(tmp_path / "image.png", np.zeros((8, 8, 3), np.uint8), record(), 1)
+    path = save_image(tmp_path / "image.png", np.zeros((8, 8, 3), np.uint8), record(), 1)
     assert path.name == "image-run2.png"
 
 

@@ -19,7 +19,8 @@ import pytest
 
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
-from sdort.generation.images import constant_problem, output_paths, to_image
+from sdort.generation.image_files import output_paths
+from sdort.generation.images import constant_problem, to_image
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine import distributions as flavours
 from sdort.machine.system import System

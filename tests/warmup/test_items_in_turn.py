@@ -84,7 +84,7 @@ def test_what_becomes_of_an_item_that_does_not_run(
     done = machine.warmer.warm_item(each)
     assert (done.status, done.problem) == (("left", None) if late else (status, "short"))
     assert (done.component, done.batch, done.height, done.width, done.bundle) == (component, 2, 64, 96, "a")
-    assert done.decodes == ([f"1 of 64x96 {Plan()}"] if component == "vae_decoder" else [])
+    assert done.decodes == ([f"1 of 96x64 {Plan()}"] if component == "vae_decoder" else [])
     assert (done.before_s, done.after_s) == (None, None)
     assert machine.warmer.durations == {}
     assert machine.told == ([] if late else [("detail", "short")])
@@ -146,7 +146,7 @@ def test_an_item_that_is_too_large_goes_on_as_smaller_ones(half: str, monkeypatc
     ]  # fmt: skip
     assert machine.ran == ["large", "u", "v", "small"]
     # It joins those that wait: what they decode is told together.
-    assert done[2].decodes == [f"3 of 64x96 {Plan()}", f"1 of 64x96 {Plan()}"]
+    assert done[2].decodes == [f"3 of 96x64 {Plan()}", f"1 of 96x64 {Plan()}"]
     warned = [text for kind, text in machine.told if kind == "warn"]
     assert warned == [f"{large}: the {half} ran out of memory; it goes on {Plan()}"]
 

@@ -49,7 +49,7 @@ def test_what_each_item_keeps(
     ]  # fmt: skip
     assert [(write.bytes, write.note) for write in planned.writes] == expected
     assert {write.folder for write in planned.writes} == {tmp_path}
-    assert planned.writes[0].name == "unet, batch 2, 64x96"
+    assert planned.writes[0].name == "unet, batch 2, 96x64"
     assert planned.peak_memory == 500_000_000 + 2 * 700
     assert plan_space([], store, target).peak_memory == 500_000_000
 
@@ -60,7 +60,7 @@ def test_an_item_of_the_same_shapes_takes_over_what_another_decodes() -> None:
     for name, indices in (("a", (0, 1)), ("b", (0,)), ("a", (1, 2))):
         add(there, item("vae_decoder", name, [decodes[index] for index in indices]))
     assert {name: each.decodes for name, each in there.items()} == {"a": decodes, "b": decodes[:1]}
-    assert str(there["a"]).startswith("vae_decoder, batch 2, 64x96 (1 of 64x96 all at once; 2 of 64x96 all at once; ")
+    assert str(there["a"]).startswith("vae_decoder, batch 2, 96x64 (1 of 96x64 all at once; 2 of 96x64 all at once; ")
 
 
 def warmed(status: str, before: float | None = None, after: float | None = None, problem: str = "") -> Warmed:
@@ -70,7 +70,7 @@ def warmed(status: str, before: float | None = None, after: float | None = None,
 def test_a_failure_is_told_with_the_first_reason() -> None:
     done = [warmed("new", 1.0), warmed("too large"), warmed("failed", problem="no room"), warmed("failed", problem="x")]
     with pytest.raises(
-        ProviderError, match=r"^2 of 4 did not run\. The first: unet, batch 2, 64x96: no room"
+        ProviderError, match=r"^2 of 4 did not run\. The first: unet, batch 2, 96x64: no room"
     ) as caught:
         Warmup(done, 0).raise_if_failed()
     assert "What else was tuned is kept" in str(caught.value.hint)
@@ -103,7 +103,7 @@ def test_verdicts(done: list[Warmed], left: int, verdict: str) -> None:
         (warmed("new", 4.0), 0, None, "first run 4.0 s", ""),
         (warmed("kept", 4.0), 1, 1.0, "", ""),
         (warmed("new"), 1, 1.0, "", ""),
-        (warmed("failed", problem="no room"), 1, 1.0, "", "unet, batch 2, 64x96: no room"),
+        (warmed("failed", problem="no room"), 1, 1.0, "", "unet, batch 2, 96x64: no room"),
     ],
 )
 def test_how_an_item_ended_is_said(
@@ -118,7 +118,7 @@ def test_how_an_item_ended_is_said(
     warmer.todo = [item("unet", "a")] * todo
     monkeypatch.setattr(warmer, "remaining", lambda: remaining)
     warmer.announce(done)
-    expected = [("say", f"unet, batch 2, 64x96: {said}")] if said else []
+    expected = [("say", f"unet, batch 2, 96x64: {said}")] if said else []
     assert told == expected + ([("warn", warned)] if warned else [])
 
 

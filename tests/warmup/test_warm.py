@@ -375,7 +375,7 @@ def test_encoding_feeds_the_shapes_that_are_planned(tiny: Tiny, tmp_path: Path) 
     planned = plan.plan(plan.WarmupTarget(pipeline.folder, CPU, options.runtime), options)
     encoded = [item for item in planned if item.case.component == "vae_encoder"]
     assert {item.key.shapes for item in encoded} == pipeline.sessions["vae_encoder"].ran_on
-    assert [str(item) for item in encoded] == ["vae_encoder, batch 1, 16x192 (1 of 16x192 all at once)"]
+    assert [str(item) for item in encoded] == ["vae_encoder, batch 1, 192x16 (1 of 192x16 all at once)"]
 
 
 WHOLE, ONE, TILES = "all at once", "image by image", "in tiles of 64 x 64 latents"

@@ -114,7 +114,7 @@ def _named_bars(rows: Sequence[Row]) -> list[tuple[str, str, Row]]:
     Where there are more contenders than colours, they are a part of the case, and the second name is empty.
     """
     sizes = len({(row.height, row.width) for row in rows}) > 1
-    cases = [row.component.replace("_", " ") + (f", {row.height}x{row.width}" if sizes else "") for row in rows]
+    cases = [row.component.replace("_", " ") + (f", {row.width}x{row.height}" if sizes else "") for row in rows]
     contenders = [contender_label(row, rows) for row in rows]
     if len({*contenders}) > len(SERIES):
         bars = [(f"{case}: {name}", "", row) for case, name, row in zip(cases, contenders, rows, strict=True)]

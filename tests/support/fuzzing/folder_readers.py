@@ -24,8 +24,8 @@ from support.infotext import read_infotext, record
 from sdort.errors import MOST_CHARACTERS, BadModelError, SdortError
 from sdort.errors.plain_text import encodable
 from sdort.generation import input_image
+from sdort.generation.image_files import save_image
 from sdort.generation.image_texts import MAX_TEXTS, read_texts
-from sdort.generation.images import save_png
 from sdort.generation.job import plan_jobs
 from sdort.generation.prompt_schedule import Clock, read_parts, read_schedule
 from sdort.generation.prompt_syntax import WEIGHTINGS, read_prompt
@@ -54,7 +54,7 @@ def parameters(folder: Path, data: bytes) -> None:
     """Prompts and names are read back as they were, and are no parameter of their own."""
     texts = [part.decode("utf-8", "surrogateescape") for part in data.split(b"\xff", 3)]
     given = dict(zip(_PARTS, [*texts, "", "", "", ""], strict=False))
-    save_png(folder / "a.png", np.zeros((1, 1, 3), np.uint8), record(**given), 7)
+    save_image(folder / "a.png", np.zeros((1, 1, 3), np.uint8), record(**given), 7)
     with Image.open(folder / "a.png") as image:
         found = dict(image.text)  # type: ignore[attr-defined]
     told, kept = read_infotext(found["parameters"]), json.loads(found["sdort"])
