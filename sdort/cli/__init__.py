@@ -44,11 +44,11 @@ Examples:
 
 \b
 Exit codes:
-  0 done           4 missed fusion      8 slower (bench --compare)
-  1 other error    5 wrong outputs      129 terminal gone
-  2 usage error    6 missing provider   130 interrupted
-  3 bad model      7 not writable       141 reader gone (| head)
-                                        143 terminated
+  0 done           5 wrong outputs      129 terminal gone
+  1 other error    6 missing provider   130 interrupted
+  2 usage error    7 not writable       141 reader gone (| head)
+  3 bad model      8 slower (--compare) 143 terminated
+  4 missed fusion  9 missing package
 
 \b
 Shell completion (bash; also zsh and fish):

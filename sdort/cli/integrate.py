@@ -50,5 +50,5 @@ def comfyui(path: Path, remove: bool, overwrite: bool, as_json: bool) -> None:
         conclude(
             f"wrote {folder.path}; restart ComfyUI, and find the nodes under sdort. The Python that runs it needs "
             "sdort too. To install it there, in sdort's checkout:",
-            "PATH/TO/COMFYUI/python -m pip install '.[cpu]'",
+            "PATH/TO/COMFYUI/python -m pip install '.[cpu,export]'",
         )

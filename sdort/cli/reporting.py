@@ -37,14 +37,24 @@ def reporting(as_json: bool) -> Iterator[None]:
         if as_json:
             _print_json(UsageError(error.format_message()), error.format_message(), error.exit_code)
         raise  # click prints it, with the command's usage line
-    except (Exception, KeyboardInterrupt) as error:
-        message, exit_code = _describe(error)
-        _print_message(error, message)
+    except (Exception, KeyboardInterrupt) as raised:
+        told = _in_words(raised)
+        message, exit_code = _describe(told)
+        _print_message(told, message)
         if as_json:
             with suppress(OSError):  # stdout may be what failed: a full disk, whose sentence is on stderr
-                _print_json(error, message, exit_code)
+                _print_json(told, message, exit_code)
         # Chained, so that a test that calls the command in its own process still sees where it came from.
-        raise click.exceptions.Exit(exit_code) from error
+        raise click.exceptions.Exit(exit_code) from raised
+
+
+def _in_words(error: Exception | KeyboardInterrupt) -> BaseException:
+    """What became of an import of somebody else's package, as sdort's own error; other errors as they are."""
+    if not isinstance(error, ImportError):
+        return error
+    from sdort.machine.optional_packages import of_failed_import
+
+    return of_failed_import(error) or error
 
 
 def _describe(error: BaseException) -> tuple[str, int]:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from sdort.errors import OutputError
+from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
 DEMO_FOLDER = Path(__file__).parent / "model"
@@ -36,6 +37,7 @@ def write_demo(name: str, folder: Path) -> None:
         OutputError: it cannot be written.
     """
     if name == RANDOM_DEMO:
+        need_packages(*COMPARING, what=f"making {name}")
         from sdort.demo.random_pipeline import make_demo
 
         make_demo(folder)

@@ -14,6 +14,7 @@ from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.torch import TorchEngine, check_checkpoint
 from sdort.errors import UsageError
+from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
 from sdort.pipelines.origin import ORIGIN, has_mark
 from sdort.providers import CPU
@@ -158,6 +159,7 @@ def open_reference(path: Path, provider: Provider, options: RuntimeOptions) -> E
 
 def _torch_provider(provider: Provider) -> Provider:
     """The CPU when torch is a CPU build, whatever ONNX Runtime runs on."""
+    need_packages(*COMPARING, what="running a checkpoint in torch")
     import torch
 
     return provider if torch.cuda.is_available() else CPU

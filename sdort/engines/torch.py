@@ -16,6 +16,7 @@ from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.source import PROCESSORS
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine.model_folder import check_model_folder
+from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
 from sdort.model.vae_levels import vae_factor
@@ -66,6 +67,7 @@ class TorchEngine:
         compiled: run the UNet and the autoencoder through ``torch.compile``.
 
     Raises:
+        MissingPackageError: torch, diffusers or transformers is not installed.
         ProviderError: torch does not reach that device.
         BadModelError: there is no diffusers pipeline, or not only a pipeline's own files.
         UsageError: there is nothing.
@@ -73,6 +75,7 @@ class TorchEngine:
 
     def __init__(self, checkpoint: Path, provider: Provider, dtype: str, *, compiled: bool, device_id: int = 0) -> None:
         check_checkpoint(checkpoint)
+        need_packages(*COMPARING, what="running a checkpoint in torch")
         import torch
 
         self.name = "torch-compile" if compiled else "torch"

@@ -116,6 +116,12 @@ class ProviderError(SdortError):
     exit_code = 6
 
 
+class MissingPackageError(SdortError, ImportError):
+    """A package that this needs is not installed, or does not import: an ``ImportError`` too, as its import's is."""
+
+    exit_code = 9
+
+
 class MemoryShortageError(ProviderError):
     """The device has no memory left for what was asked; less at once may fit."""
 

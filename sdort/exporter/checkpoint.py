@@ -16,6 +16,7 @@ from pathlib import Path
 from sdort.console import say
 from sdort.errors import BadModelError
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
+from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.model.weights import Weight
 from sdort.pipelines.config_schemas import SHARD_INDEX
 from sdort.pipelines.configs import TABLE_BYTES, read_component_config, read_config
@@ -47,6 +48,7 @@ def read_checkpoint(folder: Path, component: str, variant: str | None, allow_pic
         return _read_shards(folder, path) if path.suffix == ".json" else read_tensors(path)
     pickle = _find_pickle(folder, stem, variant)
     if pickle and allow_pickle:
+        need_packages(*COMPARING, what=f"the pickle {pickle}")
         from sdort.exporter.pickles import read_pickle
 
         return read_pickle(pickle, component)

@@ -29,6 +29,7 @@ from sdort.exporter.source import Source, check_processors, component_config, en
 from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import WritePlan
+from sdort.machine.optional_packages import TRACING, need_packages
 from sdort.model.component_names import CONTROLNET, DECODER, IMAGE_ENCODER
 from sdort.model.vae_levels import vae_factor
 from sdort.model.weights import Weight
@@ -114,6 +115,8 @@ def plan_export(
 
 
 def _opened(model: str, request: ExportRequest, downloads: bool = True) -> AbstractContextManager[Source]:
+    # Before a long download. A trace that is kept needs them too: it is known by their sources.
+    need_packages(*TRACING, what="sdort export")
     return open_source(
         model,
         variant=request.variant,
@@ -234,6 +237,7 @@ def _export_component(
 
 
 def _trace(component: ComponentSpec, adaptation: Adaptation, opset: int) -> Template:
+    need_packages(*TRACING, what=f"tracing {component.name}")
     with progress(f"tracing {component.name} (once per architecture)"):
         from sdort.exporter import torch_modules as architecture
         from sdort.exporter.trace import trace

@@ -11,6 +11,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sdort.machine.optional_packages import need_packages
+
 # Arguments of the architectures that do not change the graph. Whatever is not listed is taken to change it.
 _NO_EFFECT = {
     # upcast_attention: scaled_dot_product_attention, which is traced, has no such option.
@@ -65,6 +67,7 @@ def normalise(class_name: str, config: Mapping[str, Any], defaults: Mapping[str,
 
 def class_defaults(class_name: str) -> dict[str, Any]:
     """The arguments of an architecture and their defaults, as JSON values. Imports diffusers or transformers."""
+    need_packages("diffusers", "transformers", what=f"the architecture {class_name}")
     if class_name in ("CLIPTextModel", "CLIPTextModelWithProjection"):
         from transformers import CLIPTextConfig
 

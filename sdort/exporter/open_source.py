@@ -15,6 +15,7 @@ from sdort.exporter.replacements import Replacements, replace_parts
 from sdort.exporter.single_source import control_source, single_file_source, vae_source
 from sdort.exporter.source import Source, read_source
 from sdort.exporter.vae_parts import holds_vae
+from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.weight_names import Kind
@@ -115,6 +116,7 @@ def download(model: str, variant: str | None, allow_pickle: bool, local: bool) -
     Returns:
         Its ``folder``, or the ``problem``: that it is offline, not there, or gated.
     """
+    need_packages(*COMPARING, what="a download from the hub")
     from diffusers import DiffusionPipeline
 
     from sdort.console import quiet_libraries

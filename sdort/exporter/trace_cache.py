@@ -22,6 +22,7 @@ from sdort.console import detail, warn
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
 from sdort.exporter.template import Template, pack, unpack
+from sdort.machine.optional_packages import TRACING, need_packages
 from sdort.machine.package_sources import PackageSources, package_folder, process_start_ns, read_sources
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.machine.version import __version__
@@ -66,6 +67,7 @@ def trace_key(component: ComponentSpec, opset: int, sources: Mapping[str, str]) 
 
 @cache
 def _versions() -> dict[str, str]:
+    need_packages(*TRACING, what="tracing")
     return {package: _SAME_SOURCE.sub("", version(package)) for package in _PACKAGES}
 
 

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from sdort.errors import SdortError
+from sdort.errors import MissingPackageError, SdortError
 from sdort.machine.distributions import pip
+from sdort.machine.optional_packages import REQUIREMENTS, need_packages
 from sdort.machine.verified_cache import VerifiedCache
 
 _SETTLED_NS = 2_000_000_000
@@ -40,11 +41,13 @@ def package_folder(name: str) -> Path:
     """The folder of an installed package.
 
     Raises:
-        SdortError: it is not installed.
+        MissingPackageError: it is not installed.
     """
+    if name in REQUIREMENTS:
+        need_packages(name, what="reading its sources")
     spec = importlib.util.find_spec(name)  # of a top package: imports nothing
     if spec is None or not spec.submodule_search_locations:
-        raise SdortError(f"{name} is not installed", hint=f"Install it:\n{pip('install', name)}")
+        raise MissingPackageError(f"{name} is not installed", hint=f"Install it:\n{pip('install', name)}")
     return Path(next(iter(spec.submodule_search_locations)))
 
 

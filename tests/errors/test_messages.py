@@ -19,6 +19,7 @@ CODES = {
     "ParityError": 5,
     "ProviderError": 6,
     "MemoryShortageError": 6,
+    "MissingPackageError": 9,
     "OutputError": 7,
     "RegressionError": 8,
     "CancelledError": 130,

@@ -166,7 +166,7 @@ def test_the_command_says_what_it_did(comfyui: Path) -> None:
     written = CliRunner().invoke(cli, ["integrate", "comfyui", str(comfyui)])
     assert written.output.startswith(f"wrote {folder}; ")
     command = written.output.strip().splitlines()[-1]
-    assert shlex.split(command)[-4:] == ["-m", "pip", "install", ".[cpu]"]  # it can be pasted
+    assert shlex.split(command)[-4:] == ["-m", "pip", "install", ".[cpu,export]"]  # it can be pasted
     removed = CliRunner().invoke(cli, ["integrate", "comfyui", str(comfyui), "--remove"])
     assert removed.output == f"removed {folder}; restart ComfyUI\n"
     as_json = CliRunner().invoke(cli, ["integrate", "comfyui", str(comfyui), "--json"])

@@ -10,11 +10,14 @@ import tarfile
 import zipfile
 from email.message import Message
 from email.parser import Parser
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import NormalizedName, canonicalize_name
+
+from sdort.machine import optional_packages
 
 ROOT = Path(__file__).parents[2]
 # Folder in the tree -> package in the wheel.
@@ -132,12 +135,43 @@ def test_no_onnxruntime_without_an_extra(wheel: Path) -> None:
     assert not {name for name in requirements(wheel, "dev") if name.startswith("onnxruntime")}
 
 
+def test_what_sdort_names_in_its_messages_is_what_the_extras_ask_for(wheel: Path) -> None:
+    core = requirements(wheel).keys()
+    extras = {name: requirements(wheel, name) for name in ("export", "torch")}
+    named = {"export": [*optional_packages.REQUIREMENTS.values()], "torch": [optional_packages.TORCH]}
+    for extra, found in extras.items():
+        asked = {f"{each.name}{each.specifier}" for name, each in found.items() if name not in core}
+        assert asked == set(named[extra]), extra
+
+
+@pytest.mark.parametrize("extra", ["", "cpu", "export"])
+def test_nothing_but_the_extra_torch_brings_a_torch(wheel: Path, extra: str) -> None:
+    """What pip would install, by the metadata of what is installed here: a torch that is there is never replaced."""
+    left, seen = {*requirements(wheel, extra)}, set[str]()
+    while left:
+        name = left.pop()
+        seen.add(name)
+        left |= installed_requirements(name) - seen
+    assert "numpy" in seen
+    assert ("transformers" in seen) == (extra == "export")
+    assert {name for name in seen if name.startswith(("torch", "nvidia", "cuda", "triton"))} == set()
+
+
+def installed_requirements(name: str) -> set[NormalizedName]:
+    """What a distribution requires that is installed here, without extras of its own."""
+    wanted = map(Requirement, distribution(name).requires or [])
+    return {
+        canonicalize_name(each.name) for each in wanted if each.marker is None or each.marker.evaluate({"extra": ""})
+    }
+
+
 def test_everything_the_tests_install_is_pinned(wheel: Path) -> None:
     lines = (ROOT / "constraints.txt").read_text().splitlines()
     pins = [Requirement(line) for line in lines if line and not line.startswith("#")]
     here = [pin for pin in pins if pin.marker is None or pin.marker.evaluate()]
     pinned = {canonicalize_name(pin.name): str(pin.specifier) for pin in here}
-    wanted = requirements(wheel) | requirements(wheel, "cpu") | requirements(wheel, "dev")
+    extras = ("cpu", "dev", "export", "torch")
+    wanted = requirements(wheel) | {name: each for extra in extras for name, each in requirements(wheel, extra).items()}
     assert set(wanted) - set(pinned) == set()
     assert all(re.fullmatch(r"==[\w.]+", pin) for pin in pinned.values())
     for name, requirement in wanted.items():

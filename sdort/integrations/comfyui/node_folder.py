@@ -32,8 +32,8 @@ except ImportError as error:
 
     raise ImportError(
         f"sdort's nodes cannot be loaded, as the Python that runs ComfyUI ({sys.executable}) lacks something: {error}. "
-        f"Install sdort there, with one ONNX Runtime: in sdort's checkout  {sys.executable} -m pip install '.[cpu]'  "
-        "(or rocm, cuda, migraphx in the place of cpu)"
+        f"Install sdort there, with one ONNX Runtime: in sdort's checkout  {sys.executable} -m pip install "
+        "'.[cpu,export]'  (or rocm, cuda, migraphx in the place of cpu). It leaves ComfyUI's torch as it is."
     ) from error
 
 __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]

@@ -12,6 +12,10 @@ Schedulers, callbacks and what else works outside of the UNet is as in diffusers
 
 from __future__ import annotations
 
-from sdort.integrations.diffusers.assembled_pipeline import load_pipeline
+from sdort.machine.optional_packages import COMPARING, need_packages
+
+need_packages(*COMPARING, what=__name__)
+
+from sdort.integrations.diffusers.assembled_pipeline import load_pipeline  # noqa: E402
 
 __all__ = ["load_pipeline"]

@@ -19,6 +19,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
+from sdort.machine.optional_packages import COMPARING, need_packages
+
 if TYPE_CHECKING:
     from sdort.integrations.torch.control_module import GraphControlNet, load_controlnet
     from sdort.integrations.torch.opened_component import open_components
@@ -58,9 +60,13 @@ _MODULES = {
 _HOME = {name: f".{module}" for module, names in _MODULES.items() for name in names}
 
 
+need_packages("torch", what=__name__)
+
+
 def __getattr__(name: str) -> object:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    need_packages(*(("torch",) if name == "TensorSession" else COMPARING), what=f"{__name__}.{name}")
     value = globals()[name] = getattr(importlib.import_module(_HOME[name], __name__), name)
     return value
 
