@@ -122,8 +122,9 @@ def bench(
             ``provider_options``, ``split``, ``custom_ops`` and ``check``.
         engine: ``onnxruntime``, ``torch`` or ``torch-compile``; torch engines run the checkpoint behind the pipeline.
         engines: measure in all of these, call by call in turn; ratios are to the first.
-        checkpoint: the diffusers folder for torch engines; by default as the manifest says.
-        baseline: a pipeline to measure too, call by call in turn.
+        checkpoint: what torch engines run, a diffusers folder or a single file; by default as the manifest says.
+        baseline: a pipeline to measure too, call by call in turn; ``torch`` and ``torch-compile`` stand for the
+            checkpoint behind ``pipeline``.
         baseline_engine: what runs the baseline; by default as its content demands.
         reference: the pipeline whose outputs are right; by default the baseline, else the original of the manifest.
         components: names of components, or ``pipeline``; all if empty.

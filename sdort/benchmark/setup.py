@@ -22,7 +22,8 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.references import Reference, compute_reference, generate_images
 from sdort.workload.cases import Case, cases
 
-ENGINES = ("onnxruntime", "torch", "torch-compile")
+TORCH_ENGINES = ("torch", "torch-compile")
+ENGINES = ("onnxruntime", *TORCH_ENGINES)
 
 
 @dataclass(frozen=True)
@@ -124,13 +125,22 @@ def open_engines(path: Path, options: BenchOptions, provider: Provider) -> Itera
         if options.checkpoint is None and len(chosen) > 1 and any(kind != "onnxruntime" for _, kind in chosen):
             options = replace(options, checkpoint=stack.enter_context(checkpoint_of(path)))  # found or made once
         if options.baseline:
-            kind = options.baseline_engine or ("onnxruntime" if holds_onnx(options.baseline) else "torch")
-            chosen.insert(0, (stack.enter_context(as_exported(path, options.baseline)), kind))
+            chosen.insert(0, _baseline(path, options, stack))
         for folder, kind in chosen:
             engine = _open_engine(folder, kind, options, provider, stack)
             stack.callback(engine.close)
             engines.append(engine)
         yield engines
+
+
+def _baseline(path: Path, options: BenchOptions, stack: ExitStack) -> tuple[Path, str]:
+    """The baseline's folder and engine; an engine's name stands for the checkpoint behind the pipeline."""
+    named = options.baseline or Path()
+    if str(named) in TORCH_ENGINES and not named.exists():
+        checkpoint = options.checkpoint or stack.enter_context(checkpoint_of(path))
+        return checkpoint, options.baseline_engine or str(named)
+    kind = options.baseline_engine or ("onnxruntime" if holds_onnx(named) else "torch")
+    return stack.enter_context(as_exported(path, named)), kind
 
 
 def _open_engine(path: Path, kind: str, options: BenchOptions, provider: Provider, stack: ExitStack) -> Engine:
@@ -191,7 +201,8 @@ def _reference_path(path: Path, options: BenchOptions) -> Iterator[Path | None]:
         with original_of(path, "Name it: --reference ORIGINAL.") as original:
             yield original
     else:
-        yield path
+        with checkpoint_of(path) as checkpoint:
+            yield checkpoint
 
 
 def _plain(options: BenchOptions) -> RuntimeOptions:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -34,7 +34,17 @@ class Engines(click.ParamType[tuple[str, ...]]):
         return names
 
 
-_ENGINE = click.Choice(["onnxruntime", "torch", "torch-compile"])
+_TORCH = ("torch", "torch-compile")
+_ENGINE = click.Choice(["onnxruntime", *_TORCH])
+
+
+class Baseline(click.Path):
+    """A path that exists, or the name of a torch engine."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if str(value) in _TORCH and not Path(value).exists():
+            return Path(value)
+        return super().convert(value, param, ctx)
 
 
 _SECTIONS = {
@@ -83,6 +93,7 @@ class _Command(SectionedCommand):
 Examples:
   sdort bench fast --provider rocm --tuning
   sdort bench fast --baseline model --batch-size 1,2,4 --size 512x512,768x512
+  sdort bench fast --baseline torch
   sdort bench fast --baseline checkpoint --baseline-engine torch-compile
   sdort bench fast --ablation --provider rocm        each fusion's worth
   sdort bench fast --engines onnxruntime,torch,torch-compile
@@ -109,15 +120,16 @@ Examples:
 )
 @click.option(
     "--checkpoint",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(exists=True, path_type=Path),
     show_default="from the manifest",
-    help="Diffusers folder for the torch engines.",
+    help="Checkpoint for the torch engines: a diffusers folder or a single file.",
 )
 @click.option(
     "--baseline",
-    type=click.Path(exists=True, path_type=Path),
+    type=Baseline(exists=True, path_type=Path),
+    metavar="PATH|torch|torch-compile",
     help="Measure this pipeline too, and print ratios. The two pipelines take turns, call by call. A diffusers "
-    "folder runs in torch.",
+    "folder or a single file runs in torch. torch and torch-compile mean the checkpoint behind PIPELINE.",
 )
 @click.option("--baseline-engine", type=_ENGINE, show_default="by content", help="What runs the baseline.")
 @click.option(

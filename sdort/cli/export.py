@@ -93,7 +93,11 @@ _PATH = click.Path(path_type=Path)
     help="CLIP's image encoder for --ip-adapter. The default is the one beside the adapter.",
 )
 @click.option("--variant", help="Read the weights of this variant, such as fp16.")
-@click.option("--allow-pickle", is_flag=True, help="Read .bin weights where there are no safetensors.")
+@click.option(
+    "--allow-pickle",
+    is_flag=True,
+    help="Read pickles: .bin weights where there are no safetensors, or a single .ckpt file.",
+)
 @click.option(
     "--vae", metavar="DIR|FILE", type=_PATH, help="Use another VAE: its folder, its file, or the folder of a pipeline."
 )

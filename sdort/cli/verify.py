@@ -99,13 +99,14 @@ _SECTIONS = {
     metavar="ORIGINAL",
     type=click.Path(exists=True, path_type=Path),
     show_default="from the manifest",
-    help="The original to compare with: an ONNX pipeline or file before optimizing, or a diffusers folder.",
+    help="The original to compare with: an ONNX pipeline or file before optimizing, a diffusers folder, or a single "
+    "file.",
 )
 @click.option(
     "--checkpoint",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    type=click.Path(exists=True, path_type=Path),
     show_default="from the manifest",
-    help="Diffusers folder that torch runs in fp32.",
+    help="Checkpoint that torch runs in fp32: a diffusers folder or a single file.",
 )
 @click.option("--torch/--no-torch", default=True, help="Compare with torch, if the checkpoint is known.")
 @click.option(
@@ -256,8 +257,9 @@ def _show_signature(folder: Path, trusted: Path, *, as_json: bool) -> None:
 
 def _show(result: Verification) -> None:
     from sdort.console import VERBOSE, conclude, show, verbosity
-    from sdort.verification.report.text import finding_lines, notes, tables
+    from sdort.verification.report.text import compared_line, finding_lines, notes, tables
 
+    show(compared_line(result))
     for table in tables(result):
         show(table)
     show("")

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 from sdort.demo import DEMO_NAMES, write_demo
-from sdort.engines.adapted_checkpoint import adapted_checkpoint
+from sdort.engines.checkpoint_folder import checkpoint_folder
 from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.torch import TorchEngine, check_checkpoint
 from sdort.errors import UsageError
+from sdort.exporter.replacements import MADE_WITH
+from sdort.exporter.vae_parts import holds_vae
 from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
 from sdort.pipelines.origin import ORIGIN, has_mark
@@ -22,20 +24,24 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import temporary_folder
 
+_SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
+
 
 def holds_onnx(path: Path) -> bool:
-    """Whether ``path`` is an ONNX pipeline or file, not a diffusers checkpoint."""
-    return path.is_file() or any(path.glob("*.onnx")) or any(path.glob("*/*.onnx"))
+    """Whether ``path`` is an ONNX pipeline or file, not a checkpoint: a diffusers folder or a single file."""
+    if path.is_file():
+        return path.suffix.lower() not in _SINGLE_FILES
+    return any(path.glob("*.onnx")) or any(path.glob("*/*.onnx"))
 
 
 @contextmanager
 def original_of(path: Path, hint: str) -> Iterator[Path | None]:
     """The pipeline that the one in ``path`` was made from, by its manifest; None when that is not on this machine.
 
-    An optimized pipeline names the folder that it was made from. An export names its source as the user called it, so
-    that is looked for from the current folder and beside the pipeline; ``demo`` is made again. Where adapters or words
-    in its weights, a copy of the checkpoint with them is made, see :func:`as_exported`. What lies there is not read
-    unless it has the mark that the manifest records (:mod:`sdort.pipelines.origin`).
+    An optimized pipeline names the folder that it was made from. An export names its checkpoint, which is looked for
+    where it lay, in the current folder and beside the pipeline; ``demo`` is made again. Of a checkpoint that is no
+    diffusers folder as it is in the pipeline, such a folder is made, see :func:`as_exported`. What lies there is not
+    read unless it has the mark that the manifest records (:mod:`sdort.pipelines.origin`).
 
     Args:
         hint: how to name the original, for errors.
@@ -54,7 +60,8 @@ def original_of(path: Path, hint: str) -> Iterator[Path | None]:
             with as_exported(path, demo) as adapted:
                 yield adapted
         return
-    original = _recorded(path, source, (optimized or manifest).get(ORIGIN), hint) if source else None
+    known = [] if optimized else [Path(manifest["path"])] if manifest.get("path") else []
+    original = _recorded(path, [*known, Path(source)], (optimized or manifest).get(ORIGIN), hint) if source else None
     if original is None:
         yield None
         return
@@ -62,9 +69,9 @@ def original_of(path: Path, hint: str) -> Iterator[Path | None]:
         yield adapted
 
 
-def _recorded(path: Path, source: str, mark: Mapping[str, Any] | None, hint: str) -> Path | None:
+def _recorded(path: Path, sources: Sequence[Path], mark: Mapping[str, Any] | None, hint: str) -> Path | None:
     """The model that a manifest records, at its path or beside ``path``; None where nothing lies there."""
-    places = [Path(source), path.resolve().parent / source]
+    places = [*sources, path.resolve().parent / sources[-1]]
     there = [place for place in places if _is_pipeline(place) and place.resolve() != path.resolve()]
     if not there:
         return None
@@ -84,9 +91,9 @@ def _recorded(path: Path, source: str, mark: Mapping[str, Any] | None, hint: str
 
 @contextmanager
 def as_exported(path: Path, reference: Path) -> Iterator[Path]:
-    """A reference with the adapters and words that the pipeline in ``path`` was exported with.
+    """A reference as the pipeline in ``path`` was exported from it: with its adapters, words and replaced parts.
 
-    A temporary copy of a diffusers checkpoint; ``reference`` itself where it holds ONNX, or there are none of them.
+    A temporary diffusers folder; ``reference`` itself where it holds ONNX, or is such a folder and nothing was added.
 
     Raises:
         UsageError: the file of one of them is not where the manifest says, nor beside the pipeline or ``reference``.
@@ -94,17 +101,26 @@ def as_exported(path: Path, reference: Path) -> Iterator[Path]:
         OutputError: there is no room for the copy.
     """
     manifest = read_manifest(path) if path.is_dir() else {}
-    if holds_onnx(reference) or not (manifest.get("adapters") or manifest.get("words")):
+    added = any(manifest.get(key) for key in ("adapters", "words", MADE_WITH))
+    if holds_onnx(reference) or not (added or _must_be_made(reference)):
         yield reference
         return
-    check_checkpoint(reference)
+    if not _must_be_made(reference):
+        check_checkpoint(reference)
     places = [path.resolve().parent, reference.resolve().parent]
-    with adapted_checkpoint(reference, manifest, places) as adapted:
-        yield adapted
+    with checkpoint_folder(reference, manifest, places) as made:
+        yield made
+
+
+def _must_be_made(path: Path) -> bool:
+    """Whether a checkpoint is no diffusers pipeline, which one has to be made of: a single file, or a VAE alone."""
+    return path.is_file() or (path.is_dir() and holds_vae(path))
 
 
 def _is_pipeline(path: Path) -> bool:
-    return os.path.isdir(path) and (holds_onnx(path) or os.path.isfile(path / INDEX))
+    if os.path.isfile(path):
+        return not holds_onnx(path)
+    return os.path.isdir(path) and (holds_onnx(path) or os.path.isfile(path / INDEX) or holds_vae(path))
 
 
 _LONGEST_CHAIN = 16
@@ -113,7 +129,7 @@ _LONGEST_CHAIN = 16
 
 @contextmanager
 def checkpoint_of(path: Path, chain: int = _LONGEST_CHAIN) -> Iterator[Path]:
-    """The diffusers checkpoint behind a pipeline: itself, or at the end of the chain of manifests.
+    """The diffusers folder of the checkpoint behind a pipeline: itself, or at the end of the chain of manifests.
 
     Args:
         chain: the most manifests to follow.
@@ -122,32 +138,24 @@ def checkpoint_of(path: Path, chain: int = _LONGEST_CHAIN) -> Iterator[Path]:
         UsageError: it is not known where it is.
     """
     if not holds_onnx(path):
-        yield path
+        with checkpoint_folder(path, {}, ()) if _must_be_made(path) else nullcontext(path) as checkpoint:
+            yield checkpoint
         return
-    hint = "Name it: --checkpoint DIR."
+    hint = "Name it: --checkpoint DIR|FILE."
     with original_of(path, hint) as source:
         if source is None or chain == 0:
-            unknown = f"the diffusers checkpoint that {path} was made from is not known"
-            raise unknown_original(path, unknown, hint, "--checkpoint")
+            unknown = f"the checkpoint that {path} was made from is not known"
+            raise unknown_original(path, unknown, hint)
         with checkpoint_of(source, chain - 1) as checkpoint:
             yield checkpoint
 
 
-def unknown_original(path: Path, message: str, hint: str, option: str) -> UsageError:
-    """The error for a pipeline whose original is not at hand.
-
-    Args:
-        message, hint: for any but an export of a single file, which torch's pipelines are not loaded from.
-        option: the one that names an original.
-    """
+def unknown_original(path: Path, message: str, hint: str) -> UsageError:
+    """The error for a pipeline whose original is not at hand."""
     manifest = read_manifest(path) if path.is_dir() else {}
-    source = str(manifest.get("source", ""))
-    if "optimized" in manifest or not source.endswith(".safetensors"):
-        return UsageError(message, hint=hint)
-    return UsageError(
-        f"{path} was made from the single file {source}, which torch does not run",
-        hint=f"Name a diffusers folder with the same weights: {option} DIR.",
-    )
+    source = "" if "optimized" in manifest else manifest.get("source")
+    where = f": {source}, which is neither where it was, nor here, nor beside {path}" if source else ""
+    return UsageError(f"{message}{where}", hint=hint)
 
 
 def open_reference(path: Path, provider: Provider, options: RuntimeOptions) -> Engine:

@@ -106,11 +106,16 @@ class TorchEngine:
 
         from sdort.console import quiet_libraries
 
-        skipped = {*(self._parts() - needed), SAFETY_CHECKER} & self.index.keys()
+        lacking = {name for name, entry in self.index.items() if entry == [None, None]}
+        skipped = {*(self._parts() - needed), SAFETY_CHECKER, *lacking} & self.index.keys()
         try:
             with quiet_libraries():
                 pipeline = DiffusionPipeline.from_pretrained(
-                    str(self.path), local_files_only=True, use_safetensors=True, **dict.fromkeys(skipped)
+                    str(self.path),
+                    local_files_only=True,
+                    use_safetensors=True,
+                    torch_dtype=getattr(torch, self._dtype),
+                    **dict.fromkeys(skipped),
                 )
         except Exception as error:  # diffusers and transformers raise OSError, ValueError, KeyError and more
             raise BadModelError(f"diffusers cannot load {self.path}: {library_reason(error)}") from error

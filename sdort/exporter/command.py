@@ -38,6 +38,7 @@ from sdort.onnx_io.save import write
 from sdort.pipelines.configs import write_json
 from sdort.pipelines.folder_signature import Signer, make_signer
 from sdort.pipelines.own_files import why_foreign
+from sdort.pipelines.wrong_input import in_home
 from sdort.staging import check_output, real, staged_directory
 from sdort.tables import size_text
 
@@ -175,11 +176,16 @@ def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, sign
         copy_processors(source, stage)
         words.write(stage)
         write_index(stage, source, components)
-        write_manifest(stage, report, source.folder)
+        write_manifest(stage, report, source.origin, _named_path(model), request.made_with)
         if signer:
             signer.sign(stage, real(out).name)
     report.seconds = time.perf_counter() - start
     return report
+
+
+def _named_path(model: str) -> Path | None:
+    """The path that a model was named by; None for the demo and a hub id."""
+    return in_home(model) if model not in DEMO_NAMES and in_home(model).exists() else None
 
 
 def _adapted(source: Source, components: list[ComponentSpec], request: ExportRequest) -> Adaptation:

@@ -13,7 +13,7 @@ from sdort.errors import UsageError
 from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE, parse_size
 from sdort.errors.option_types import check_types
 from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles
-from sdort.exporter.replacements import Replacements
+from sdort.exporter.replacements import MadeWith, Replacements
 from sdort.machine.cache_folder import traces_folder
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, parse_embedding_choice
@@ -73,7 +73,7 @@ class ExportOptions(TypedDict, total=False):
     variant: str | None
     """Read the weights of this variant of a diffusers folder, such as ``fp16``."""
     allow_pickle: bool
-    """Read ``.bin`` weights of a diffusers folder where there are no safetensors."""
+    """Read pickles: ``.bin`` weights of a diffusers folder where there are no safetensors, or a single ``.ckpt``."""
     config: str | Path | None
     """A diffusers folder whose configs, tokenizers and scheduler a single file gets, and whose VAE and text encoders
     where the file has none."""
@@ -108,6 +108,11 @@ class ExportRequest:
     adapters: Sequence[AdapterChoice] = ()
     embeddings: Sequence[EmbeddingChoice] = ()
     ip_adapters: IpAdapterFiles = NO_IP_ADAPTERS
+
+    @property
+    def made_with(self) -> MadeWith:
+        """How the checkpoint is read."""
+        return MadeWith(self.replaced, self.variant, self.allow_pickle)
 
 
 def _static_size(static: str | StaticSize | None, size: str | None) -> StaticSize | None:

@@ -12,6 +12,7 @@ from sdort.errors import BadModelError
 from sdort.exporter.baked_adapters import AppliedAdapter
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.new_words import AddedWord
+from sdort.exporter.replacements import MADE_WITH, MadeWith
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, AppliedIpAdapter, Source
 from sdort.machine.input_file import read_input
@@ -77,11 +78,15 @@ class ExportReport:
     """Seconds of the whole export."""
 
 
-def write_manifest(folder: Path, report: ExportReport, source: Path) -> None:
+def write_manifest(
+    folder: Path, report: ExportReport, origin: Path, named: Path | None = None, made_with: MadeWith | None = None
+) -> None:
     """Write ``sdort.json``, the last file: versions, shapes, and the list of the others.
 
     Args:
-        source: the folder that was read; of a single file one that was made for it.
+        origin: the folder or file that was read.
+        named: its path, where the user named it by that.
+        made_with: how it was read.
 
     Raises:
         OutputError: it cannot be written.
@@ -95,7 +100,9 @@ def write_manifest(folder: Path, report: ExportReport, source: Path) -> None:
         "versions": {"sdort": __version__}
         | {package: version(package) for package in ("torch", "diffusers", "transformers", "onnx")},
         "source": report.source,
-        ORIGIN: origin_mark(source),
+        "path": str(named.resolve()) if named else None,
+        ORIGIN: origin_mark(origin),
+        MADE_WITH: (made_with or MadeWith()).record(),
         "pipeline": report.pipeline,
         "opset": report.opset,
         "static": report.static,

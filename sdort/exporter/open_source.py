@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -56,7 +57,7 @@ def _open(
 ) -> Source:
     path = in_home(model)
     if model not in DEMO_NAMES and path.is_file():
-        return _open_file(path, folder, replaced)
+        return _open_file(path, folder, replaced, allow_pickle)
     on_hub = HUB_ID.fullmatch(model) is not None and not path.parent.is_dir()
     if not (model in DEMO_NAMES or path.exists() or on_hub):
         raise not_there(model, DEMO_NAMES)
@@ -73,8 +74,10 @@ def _open(
     return read_source(_download(model, variant, allow_pickle, local=not downloads), model)
 
 
-def _open_file(path: Path, folder: Path, replaced: Replacements) -> Source:
+def _open_file(path: Path, folder: Path, replaced: Replacements, allow_pickle: bool) -> Source:
     match recognise_file(path).kind:
+        case Kind.PICKLE if allow_pickle:
+            return _open_pickle(path, folder, replaced)
         case Kind.CHECKPOINT | Kind.UNET:
             return single_file_source(path, folder, replaced)
         case Kind.VAE:
@@ -84,6 +87,18 @@ def _open_file(path: Path, folder: Path, replaced: Replacements) -> Source:
             _refuse_file_options(str(path), replaced)
             return control_source(path, folder)
     raise no_diffusers_pipeline(path)
+
+
+def _open_pickle(path: Path, folder: Path, replaced: Replacements) -> Source:
+    """A pickled checkpoint by way of a safetensors file."""
+    need_packages("torch", what=f"the pickle {path}")
+    from sdort.exporter.pickles import convert_pickle
+
+    with progress(f"reading {path.name}"):
+        (folder / "converted").mkdir()
+        converted = convert_pickle(path, folder / "converted")
+    source = _open_file(converted, folder, replaced, allow_pickle=False)
+    return dataclasses.replace(source, name=path.name, file=path)
 
 
 def _refuse_file_options(model: str, replaced: Replacements) -> None:

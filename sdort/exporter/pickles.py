@@ -12,9 +12,12 @@ import torch
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.machine.input_file import open_input
+from sdort.machine.disk import PlannedWrite, plan_writes
+from sdort.machine.input_file import open_input, read_input
 from sdort.model.signature import Array
 from sdort.model.weights import Weight
+from sdort.pipelines.configs import CONFIG_BYTES
+from sdort.pipelines.safetensors import write_tensors
 
 
 class _TorchWeight(Weight):
@@ -30,8 +33,11 @@ class _TorchWeight(Weight):
         return np.ascontiguousarray(self._bits.numpy()).view(self.dtype)
 
 
-def read_pickle(path: Path, component: str) -> dict[str, Weight]:
+def read_pickle(path: Path, component: str, *, unwrap: bool = False) -> dict[str, Weight]:
     """The tensors of a ``.bin`` file, read by torch's restricted unpickler, which runs no code of the file.
+
+    Args:
+        unwrap: take those of its ``state_dict``, and leave out what is no tensor.
 
     Raises:
         BadModelError: the file is broken or holds more than tensors.
@@ -46,9 +52,30 @@ def read_pickle(path: Path, component: str) -> dict[str, Weight]:
             component=component,
             hint="The file is damaged, or holds more than tensors. Get the same model as .safetensors.",
         ) from error
+    if unwrap and isinstance(state, dict):
+        inner = state.get("state_dict", state)
+        state = {name: value for name, value in inner.items() if isinstance(value, torch.Tensor)}
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         raise BadModelError(f"{path} holds something else than named tensors", component=component)
     return {str(name): _TorchWeight(tensor.detach()) for name, tensor in state.items()}
+
+
+def convert_pickle(path: Path, folder: Path) -> Path:
+    """A safetensors file in ``folder`` of the tensors of a single-file checkpoint (``.ckpt``), as :func:`read_pickle`
+    reads them; what a trainer kept beside them is left out.
+
+    Raises:
+        BadModelError: the file is broken, or holds more than tensors, numbers and texts.
+        OutputError: there is no room for it.
+    """
+    tensors = read_pickle(path, path.name, unwrap=True)
+    target = folder / f"{path.stem}.safetensors"
+    plan_writes([PlannedWrite(target.name, folder, sum(tensor.nbytes for tensor in tensors.values()))]).raise_if_short()
+    write_tensors(target, tensors)
+    training = path.with_suffix(".yaml")
+    if training.is_file():
+        target.with_suffix(".yaml").write_bytes(read_input(training, limit=CONFIG_BYTES))
+    return target
 
 
 def _is_zip(path: Path, component: str) -> bool:

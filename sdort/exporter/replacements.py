@@ -1,8 +1,12 @@
-"""What stands in the place of parts of a checkpoint: another VAE, another scheduler, another type of prediction."""
+"""What stands in the place of parts of a checkpoint: another VAE, another scheduler, another type of prediction.
+
+An export records it, so that the same can be made of the checkpoint again, for a comparison.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,11 @@ from sdort.model.component_names import DECODER
 from sdort.pipelines.config_schemas import UNET, component_schema
 from sdort.pipelines.configs import optional_config, write_json
 from sdort.pipelines.folder import read_scheduler_config
+from sdort.pipelines.origin import ORIGIN, has_mark, origin_mark
 from sdort.pipelines.scheduler_names import check_noise_process, find_scheduler
+
+MADE_WITH = "made_with"
+"""The manifest's field with the options by which the checkpoint was read."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,71 @@ class Replacements:
     def reads(self) -> list[Path]:
         """The folders that are read."""
         return [path for path in (self.config, self.vae) if path and path.is_dir()]
+
+
+@dataclass(frozen=True)
+class MadeWith:
+    """How an export read its checkpoint."""
+
+    replaced: Replacements = Replacements()
+    variant: str | None = None
+    allow_pickle: bool = False
+
+    def record(self) -> dict[str, Any]:
+        """The options that are not the defaults, for the manifest: paths with the marks of what lies there."""
+        values = {**vars(self.replaced), "variant": self.variant, "allow_pickle": self.allow_pickle}
+        return {
+            name: {"path": str(value.resolve()), ORIGIN: origin_mark(value)} if isinstance(value, Path) else value
+            for name, value in values.items()
+            if value
+        }
+
+    @classmethod
+    def of_manifest(cls, manifest: Mapping[str, Any], places: Sequence[Path]) -> MadeWith:
+        """What :meth:`record` wrote to a manifest.
+
+        Args:
+            places: folders where files are looked for, if they moved.
+
+        Raises:
+            UsageError: a file or folder is not there, or another one is.
+        """
+        entry = dict(manifest.get(MADE_WITH) or {})
+        variant, allow_pickle = entry.pop("variant", None), bool(entry.pop("allow_pickle", False))
+        for name in ("config", "vae"):
+            if entry.get(name):
+                entry[name] = _find(name, entry[name], places)
+        return cls(Replacements(**entry), variant, allow_pickle)
+
+    @property
+    def for_folder(self) -> Replacements:
+        """Those replacements that a diffusers folder takes too."""
+        return dataclasses.replace(self.replaced, config=None, ema=False)
+
+    @property
+    def told(self) -> list[str]:
+        """What differs from the checkpoint alone, in words."""
+        given = self.replaced
+        words = {
+            "the configs of {}": given.config and given.config.name,
+            "the VAE {}": given.vae and given.vae.name,
+            "the scheduler {}": given.scheduler,
+            "prediction type {}": given.prediction_type,
+            "its averaged weights": given.ema,
+        }
+        return [text.format(value) for text, value in words.items() if value]
+
+
+def _find(name: str, entry: Mapping[str, Any], places: Sequence[Path]) -> Path:
+    """The file or folder that a manifest records, known by its mark."""
+    path = Path(entry["path"])
+    for candidate in (path, *(place / path.name for place in places)):
+        if candidate.exists() and has_mark(candidate, entry[ORIGIN]):
+            return candidate
+    raise UsageError(
+        f"the export was made with --{name} {path}, which is not there, or is another one by now",
+        hint=f"Put {path.name} beside the pipeline or the checkpoint.",
+    )
 
 
 def replace_parts(source: Source, replaced: Replacements, folder: Path) -> Source:

@@ -39,7 +39,7 @@ def single_file_source(path: Path, folder: Path, replaced: Replacements) -> Sour
     write_pipeline_files(file, folder)
     _tell_lacks(file.lacks, replaced, file.path.name)
     index = read_config(folder / INDEX)
-    return Source(path.name, folder, index, tensors=file.tensors, vae=file.release.vae)
+    return Source(path.name, folder, index, tensors=file.tensors, vae=file.release.vae, file=path)
 
 
 def _check_vocabulary(file: SingleFile) -> None:
@@ -65,7 +65,7 @@ def _with_configs(file: SingleFile, configs: Source, replaced: Replacements) -> 
     if unnamed := [name for name in file.tensors if not entry_of(index, name)]:
         parts = " and ".join(f"a {name}" for name in unnamed)
         warn(f"{file.path.name} has {parts} that {configs.folder} does not name, and that is not exported")
-    return Source(configs.name, configs.folder, index, tensors=file.tensors, vae=file.release.vae)
+    return Source(configs.name, configs.folder, index, tensors=file.tensors, vae=file.release.vae, file=file.path)
 
 
 def control_source(path: Path, folder: Path) -> Source:
@@ -84,7 +84,7 @@ def control_source(path: Path, folder: Path) -> Source:
     part = LONE[name]
     write_config(folder / part, config)
     index = {"_class_name": name, part: ["diffusers", name]}
-    return Source(path.resolve().name, folder, index, tensors={part: tensors})
+    return Source(path.resolve().name, folder, index, tensors={part: tensors}, file=path)
 
 
 def vae_source(path: Path, folder: Path) -> Source:
@@ -105,7 +105,8 @@ def vae_source(path: Path, folder: Path) -> Source:
             f"{usual['scaling_factor']}. With --vae it takes the model's own"
         )
     index = {"_class_name": vae.class_name, "vae": ["diffusers", vae.class_name]}
-    return Source(path.resolve().name, vae.folder.parent, index, {"vae": vae.folder}, {"vae": vae.tensors})
+    parts, tensors = {"vae": vae.folder}, {"vae": vae.tensors}
+    return Source(path.resolve().name, vae.folder.parent, index, parts, tensors, file=path)
 
 
 def _describe(file: SingleFile, replaced: Replacements) -> str:

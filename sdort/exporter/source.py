@@ -67,6 +67,13 @@ class Source:
     """IP-Adapters whose weights are among those of the UNet and of the image encoder."""
     vae: Mapping[str, Any] = field(default_factory=dict)
     """What scales the latents of the family's VAE, where no config says."""
+    file: Path | None = None
+    """The single file, or the VAE's folder, that the user named, where that is not ``folder``."""
+
+    @property
+    def origin(self) -> Path:
+        """The file or folder that the user named, or that was downloaded or made in its place."""
+        return self.file or self.folder
 
     def part(self, name: str) -> Path:
         """The folder of a component or processor."""

@@ -374,9 +374,24 @@ _BAKED = {"path": NULL | text(4096), "sha256": _NAME_OR_NULL, "bytes": NULL | wh
 
 _ORIGIN = NULL | record({"description": _NAME, "weights": _NAME_OR_NULL}, ("description", "weights"))
 
+_PART = NULL | record({"path": text(4096), "origin": _ORIGIN}, ("path", "origin"))
+
 MANIFEST_SCHEMA = record(
     {
         "source": NULL | text(4096),
+        "path": NULL | text(4096),
+        "made_with": NULL
+        | record(
+            {
+                "config": _PART,
+                "vae": _PART,
+                "scheduler": _NAME_OR_NULL,
+                "prediction_type": _NAME_OR_NULL,
+                "variant": _NAME_OR_NULL,
+                "ema": _FLAG_OR_NULL,
+                "allow_pickle": _FLAG_OR_NULL,
+            }
+        ),
         "origin": _ORIGIN,
         "pipeline": _NAME_OR_NULL,
         "opset": NULL | whole(1, 1000),

@@ -108,8 +108,8 @@ def _is_torch_archive(head: bytes) -> bool:
 
 def _pickle(path: Path) -> FileKind:
     advice = (
-        "A pickle may run code when it is read. Get the same model as .safetensors, or convert it; torch reads the "
-        f"tensors alone, and refuses what is more:\n{convert_commands(path)}"
+        "A pickle may run code when it is read. Get the same model as .safetensors, or convert it, which torch does by "
+        f"reading the tensors alone (sdort export --allow-pickle does the same):\n{convert_commands(path)}"
     )
     return FileKind(Kind.PICKLE, "a pickle of PyTorch", advice)
 

@@ -34,14 +34,17 @@ _MOST_FILES = 10_000
 _SAMPLES, _SAMPLE = 64, 1024
 """Pieces of each file of weights, and bytes of each. An adapter merged into a UNet changes a sixth of its weights or
 more: that none of 64 pieces is among them is one case in 100,000."""
+_PARTS = 4
+"""Files of weights that a single file stands for."""
 
 
 def origin_mark(folder: Path) -> dict[str, str | None]:
-    """The mark of a model's folder, for the manifest of what is made from it.
+    """The mark of a model's folder or single file, for the manifest of what is made from it.
 
     Returns:
         ``description``: SHA-256 of the list in its ``sdort.json``; without one of its ``model_index.json`` and of the
-        names and sizes of its weights. ``weights``: SHA-256 of samples of these; None with a list, which has hashes.
+        names and sizes of its weights; of a file of its size. ``weights``: SHA-256 of samples of these; None with a
+        list, which has hashes.
     """
     listed = _list_of(folder)
     if listed is not None:
@@ -50,7 +53,7 @@ def origin_mark(folder: Path) -> dict[str, str | None]:
 
 
 def has_mark(folder: Path, mark: Mapping[str, Any]) -> bool:
-    """Whether a folder is the one that :func:`origin_mark` described, wherever it lies."""
+    """Whether a folder or file is the one that :func:`origin_mark` described, wherever it lies."""
     with suppress(BadModelError, OSError):
         listed = _list_of(folder)
         described = _sha256(listed) if listed is not None else _described(folder)
@@ -80,16 +83,21 @@ def _described(folder: Path) -> str:
 
 def _sampled(folder: Path) -> str:
     digest = hashlib.sha256()
-    for _, path in _weights(folder):
+    files = _weights(folder)
+    samples = _SAMPLES * (_PARTS if folder.is_file() else 1)
+    for _, path in files:
         with open_input(path) as file:
             size = os.fstat(file.fileno()).st_size
-            for index in range(_SAMPLES):
-                digest.update(os.pread(file.fileno(), _SAMPLE, max(size - _SAMPLE, 0) * index // (_SAMPLES - 1)))
+            for index in range(samples):
+                digest.update(os.pread(file.fileno(), _SAMPLE, max(size - _SAMPLE, 0) * index // (samples - 1)))
     return digest.hexdigest()
 
 
 def _weights(folder: Path) -> list[tuple[str, Path]]:
-    """The files of weights in a folder and in the folders in it, by their paths in it; sorted."""
+    """The files of weights in a folder and in the folders in it, by their paths in it; sorted. Of a file itself, whose
+    name says nothing of it."""
+    if folder.is_file():
+        return [("", folder)]
     within = (path for path in _entries(folder) if path.is_dir() and _belongs(path, folder))
     paths = islice(chain(_entries(folder), *map(_entries, within)), _MOST_FILES)
     return sorted(

@@ -58,6 +58,7 @@ _DTYPES = {
     "U8": np.dtype(np.uint8),
     "BOOL": np.dtype(np.bool_),
 }
+_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 
 
 @dataclass(frozen=True)
@@ -145,7 +146,7 @@ def _refuse_quantized(header: Header) -> None:
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Weight]) -> None:
-    """Write a safetensors file of float32 weights, which are computed piece by piece.
+    """Write a safetensors file of weights, each in its own dtype, which are computed piece by piece.
 
     Raises:
         OutputError: it cannot be written.
@@ -154,7 +155,8 @@ def write_tensors(path: Path, tensors: Mapping[str, Weight]) -> None:
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
     for name, weight in tensors.items():
-        entries[name] = {"dtype": "F32", "shape": weight.shape, "data_offsets": [end, end := end + weight.nbytes]}
+        dtype, span = _NAMES[weight.dtype], [end, end := end + weight.nbytes]
+        entries[name] = {"dtype": dtype, "shape": weight.shape, "data_offsets": span}
     header = json.dumps(entries).encode()
     header += b" " * (-len(header) % 8)
     try:
@@ -162,7 +164,7 @@ def write_tensors(path: Path, tensors: Mapping[str, Weight]) -> None:
             file.write(len(header).to_bytes(8, "little") + header)
             for weight in tensors.values():
                 for piece in weight.pieces():
-                    file.write(np.ascontiguousarray(piece, np.float32).data)
+                    file.write(np.ascontiguousarray(piece, weight.dtype).view(np.uint8).data)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 

@@ -58,8 +58,9 @@ def verify(
 
     Args:
         candidate: a folder of ONNX components, or one ``.onnx`` file.
-        against: the un-optimized ONNX pipeline or file, or a diffusers folder; by default as the manifest says.
-        checkpoint: the diffusers folder that torch runs in fp32; by default as the manifest says.
+        against: the un-optimized ONNX pipeline or file, or a checkpoint as ``checkpoint``; by default as the manifest
+            says.
+        checkpoint: what torch runs in fp32, a diffusers folder or a single file; by default as the manifest says.
         torch: compare with torch, where the checkpoint is known.
         components: names of components; all of them if empty.
         inputs: random numbers, what flows between the components while the original generates (``recorded``), or

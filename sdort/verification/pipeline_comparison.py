@@ -17,6 +17,7 @@ from sdort.generation.memory_need import refuse_generation
 from sdort.generation.request import Request
 from sdort.model.component_names import IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.onnx_io.precision_mark import stored_dtype
+from sdort.pipelines.configs import read_manifest
 from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
@@ -38,7 +39,7 @@ from sdort.workload.image_inputs import count_images
 
 SKIPPED = (SAFETY_CHECKER,)
 """Components that take no part in the generation."""
-_NAME_IT = "Name it: --against ORIGINAL, an ONNX pipeline or a diffusers folder."
+_NAME_IT = "Name it: --against ORIGINAL, an ONNX pipeline, a diffusers folder or a single file."
 
 
 @dataclass
@@ -113,7 +114,10 @@ def _find_references(
     named = options.against
     checkpoint, note = None, None
     try:
-        against = stack.enter_context(as_exported(candidate, named) if named else original_of(candidate, _NAME_IT))
+        if options.checkpoint and not named and _is_export(candidate):
+            against = None  # it is the checkpoint, and another one is named
+        else:
+            against = stack.enter_context(as_exported(candidate, named) if named else original_of(candidate, _NAME_IT))
     except UsageError as error:
         if named or not options.checkpoint:
             raise
@@ -130,8 +134,14 @@ def _find_references(
         check_checkpoint(checkpoint)
     if original is None and checkpoint is None:
         unknown = f"it is not known what {candidate} was made from, or that is not on this machine"
-        raise unknown_original(candidate, unknown, _NAME_IT, "--against")
+        raise unknown_original(candidate, unknown, _NAME_IT)
     return original, checkpoint, note
+
+
+def _is_export(path: Path) -> bool:
+    """Whether a pipeline was made of a checkpoint, not of an ONNX pipeline."""
+    manifest = read_manifest(path) if path.is_dir() else {}
+    return bool(manifest.get("source")) and "optimized" not in manifest
 
 
 def _check_components(run: _Run) -> None:

@@ -143,6 +143,14 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         ({"baseline": "onnx 2"}, [("onnxruntime", "onnx 2"), ("onnxruntime", "onnx")]),
         ({"baseline": "other"}, [("found", "other"), ("torch", "found", "float32", 3), ("onnxruntime", "onnx")]),
         ({"baseline": "other", "baseline_engine": "onnxruntime"}, [("onnxruntime", "other"), ("onnxruntime", "onnx")]),
+        (
+            {"baseline": "torch"},
+            [("found", "onnx"), ("found", "found"), ("torch", "found", "float32", 3), ("onnxruntime", "onnx")],
+        ),
+        (
+            {"baseline": "torch-compile", "checkpoint": "mine"},
+            [("torch-compile", "mine", "float32", 3), ("onnxruntime", "onnx")],
+        ),
         ({"engine": "torch-compile"}, [("found", "onnx"), ("torch-compile", "found", "float32", 3)]),
         ({"engine": "torch", "checkpoint": "mine"}, [("torch", "mine", "float32", 3)]),
         (
@@ -176,7 +184,7 @@ def test_an_engine_that_there_is_not(opened: list[Any]) -> None:
     ("values", "path", "found"),
     [
         ({"reference": "mine", "baseline": "other"}, "onnx", "mine"), ({"baseline": "other"}, "onnx", None),
-        ({}, "onnx", "its original"), ({}, "checkpoint", "checkpoint"),
+        ({}, "onnx", "its original"), ({}, "checkpoint", "found"),
     ],
 )  # fmt: skip
 def test_the_reference_is_what_is_named_else_the_baseline_else_the_original(

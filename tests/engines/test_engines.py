@@ -13,15 +13,15 @@ import pytest
 
 from sdort.engines import onnx as onnx_engine
 from sdort.engines import original
-from sdort.engines.adapted_checkpoint import _as_float, _find, _float_bytes, _left_out
+from sdort.engines.checkpoint_folder import _copy_parts, _find
 from sdort.engines.engine import case_request
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import as_exported, holds_onnx, open_reference, unknown_original
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
+from sdort.exporter.source import Source
 from sdort.machine.file_digest import file_digest
 from sdort.model.signature import TensorSpec
-from sdort.model.weights import as_weight
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.runtime_options import RuntimeOptions
@@ -210,18 +210,15 @@ def test_onnx_is_known_by_its_files(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("manifest", "single"),
-    [
-        ({"source": "a.safetensors"}, True), ({"source": "a"}, False), ({}, False),
-        ({"source": "a.safetensors", "optimized": {"from": "x"}}, False),
-    ],
-)  # fmt: skip
-def test_a_single_file_behind_an_export_is_told(manifest: dict[str, Any], single: bool, tmp_path: Path) -> None:
+    ("manifest", "named"),
+    [({"source": "a.safetensors"}, True), ({}, False), ({"source": "a", "optimized": {"from": "x"}}, False)],
+)
+def test_an_unknown_original_is_named(manifest: dict[str, Any], named: bool, tmp_path: Path) -> None:
     (tmp_path / "sdort.json").write_text(json.dumps(manifest))
-    error = unknown_original(tmp_path, "unknown", "name it", "--against")
-    assert (error.message, error.hint) == ("unknown", "name it") or single
-    assert ("single file a.safetensors" in error.message) is single
-    assert ("--against DIR" in (error.hint or "")) is single
+    error = unknown_original(tmp_path, "unknown", "name it")
+    assert error.message.startswith("unknown")
+    assert error.hint == "name it"
+    assert ("a.safetensors, which is neither where it was" in error.message) is named
 
 
 # Adapters in the weights
@@ -263,21 +260,13 @@ def test_an_adapter_s_file_is_known_by_size_and_hash_wherever_it_lies(tmp_path: 
 
 
 def test_a_copy_has_what_diffusers_loads_and_no_weights_that_change(tmp_path: Path) -> None:
-    for name in ("unet", "vae"):
-        (tmp_path / name / "inner").mkdir(parents=True)
-    names = ["inner", "config.json", "merges.txt", "a.safetensors", "b.safetensors.index.json"]
-    names += ["x.bin", ".git", ".x.json", "y.py"]
-    left_out = _left_out(tmp_path, ["unet"])
-    assert left_out(str(tmp_path / "unet"), names) == [
-        "a.safetensors", "b.safetensors.index.json", "x.bin", ".git", ".x.json", "y.py"
-    ]  # fmt: skip
-    assert left_out(str(tmp_path / "vae"), names) == ["x.bin", ".git", ".x.json", "y.py"]
-
-
-def test_weights_of_a_copy_are_float32() -> None:
-    for dtype in (np.float16, np.float32, np.float64):
-        weight = as_weight(np.ones((3, 5), dtype))
-        assert _float_bytes(weight) == 60
-        assert _as_float(weight).dtype == np.float32
-    whole = as_weight(np.ones((3, 5), np.float32))
-    assert _as_float(whole) is whole
+    names = ["config.json", "merges.txt", "a.safetensors", "b.safetensors.index.json"]
+    others = ["x.bin", ".git", ".x.json", "y.py"]
+    for part in ("unet", "vae", "other"):
+        (tmp_path / "from" / part).mkdir(parents=True)
+        for name in names + others:
+            (tmp_path / "from" / part / name).touch()
+    index = {"unet": ["diffusers", "A"], "vae": ["diffusers", "B"], "gone": ["diffusers", "C"], "_class_name": "D"}
+    _copy_parts(Source("a", tmp_path / "from", index), tmp_path / "to", ["unet"])
+    copied = {part.name: sorted(file.name for file in part.iterdir()) for part in (tmp_path / "to").iterdir()}
+    assert copied == {"unet": ["config.json", "merges.txt"], "vae": sorted(names)}

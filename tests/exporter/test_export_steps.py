@@ -22,6 +22,7 @@ from sdort.exporter.export_options import StaticSize, check_options
 from sdort.exporter.ip_adapters import IpAdapterFiles, _refuse_refiner, add_ip_adapters
 from sdort.exporter.manifest import ExportedComponent, ExportReport, write_manifest
 from sdort.exporter.new_words import AddedWord
+from sdort.exporter.replacements import MadeWith, Replacements
 from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.source import AppliedIpAdapter, Source
 from sdort.model.weights import Inline
@@ -293,14 +294,15 @@ def test_the_manifest_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         [AppliedAdapter("a", 0.5, ("LoRA",), {"unet": 3}, (Unmatched("k", "why"),), str(adapter), "s1")],
         [AddedWord("w", 4, str(word), "s2")], [AppliedIpAdapter("i", "plus", 16, "nowhere", "s3")], 2.5,
     )  # fmt: skip
-    write_manifest(tmp_path, report, Path("original"))
+    write_manifest(tmp_path, report, Path("original"), tmp_path / "x", MadeWith(Replacements(ema=True), "fp16"))
     content = written["content"]
     assert set(content.pop("versions")) == {"sdort", "torch", "diffusers", "transformers", "onnx"}
     tensors = [
         {"name": "x", "dtype": "float32", "dims": ["batch_size", 4]}, {"name": "y", "dtype": "int64", "dims": [2]},
     ]  # fmt: skip
     assert content == {
-        "source": "a/b", "origin": {"of": "original"}, "pipeline": "StableDiffusionPipeline", "opset": 21,
+        "source": "a/b", "path": str(tmp_path / "x"), "made_with": {"ema": True, "variant": "fp16"},
+        "origin": {"of": "original"}, "pipeline": "StableDiffusionPipeline", "opset": 21,
         "static": "1x64x96",
         "components": {"unet": {
             "class_name": "UNet2DConditionModel", "parameters": 11, "nodes": 12, "bytes": 13,
@@ -380,7 +382,9 @@ def test_the_order_of_an_export(
         "component_config": lambda given, name, cache: {"config": name},
         "copy_processors": lambda *given: calls.append(("processors", *given)),
         "write_index": lambda *given: calls.append(("index", *given)),
-        "write_manifest": lambda folder, made, given: calls.append(("manifest", folder, list(made.components), given)),
+        "write_manifest": lambda folder, made, given, *_: calls.append(
+            ("manifest", folder, list(made.components), given)
+        ),
     }.items():  # fmt: skip
         monkeypatch.setattr(command, name, stub)
     signer: Any = SimpleNamespace(sign=lambda *given: calls.append(("sign", *given))) if signed else None

@@ -19,7 +19,7 @@ ALLOWED = {
     "cli/streams.py": (3, "/dev/null and the process's own streams"),
     "demo/__init__.py": (1, "the package's own files"),
     "demo/prompt_language.py": (1, "the package's own file"),
-    "engines/adapted_checkpoint.py": (2, "copies of a checkpoint that read_source has checked, for this process alone"),
+    "engines/checkpoint_folder.py": (2, "copies of a checkpoint that open_source has checked, for this process alone"),
     "generation/image_texts.py": (1, "bytes that read_input read, of which Pillow decodes no pixel"),
     "generation/input_image.py": (1, "bytes that open_input read, decoded in memory"),
     "inspection/profile.py": (1, "what ONNX Runtime wrote to a temporary folder of this process"),

@@ -244,8 +244,8 @@ def test_an_original_that_is_a_single_file_is_told(tiny: Tiny, tmp_path: Path) -
     result = sdort(copy, "--no-check", *FEW)
     assert result.exit_code == 2
     told = " ".join(result.output.split())
-    assert "was made from the single file merge.safetensors, which torch does not run" in told
-    assert "Name a diffusers folder with the same weights: --against DIR." in told
+    assert "merge.safetensors, which is neither where it was, nor here, nor beside" in told
+    assert "Name it: --against ORIGINAL, an ONNX pipeline, a diffusers folder or a single file." in told
 
 
 def test_a_component_that_does_not_run_is_said_not_raised(tiny: Tiny, fast: Path, tmp_path: Path) -> None:

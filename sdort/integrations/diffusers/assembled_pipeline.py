@@ -76,7 +76,7 @@ def load_pipeline(
     steered = task.startswith("controlnet")
     check_task(task)
     _check_controlnet(task, steered, controlnet)
-    _check_text_encoder(text_encoder, Path(path))
+    _check_text_encoder(text_encoder)
     folder = open_folder(optimized_checkpoint(Path(path), optimize, options) if optimize else Path(path))
     kind = pipeline_class(folder, task)
     parts = _components(folder, options, steered, None if text_encoder == "sdort" else Path(path))
@@ -134,13 +134,7 @@ def _check_controlnet(task: str, steered: bool, controlnet: Any) -> None:
         raise UsageError(f"{task} takes no ControlNet", hint="Give a task that does: task='controlnet'.")
 
 
-def _check_text_encoder(text_encoder: str, path: Path) -> None:
-    if text_encoder == "torch" and path.is_file():
-        raise UsageError(
-            f"{path} is a single file, of which torch's text encoder is not made",
-            hint="Make a diffusers folder of it (SDXL: StableDiffusionXLPipeline), and load that:\n"
-            f"    diffusers.StableDiffusionPipeline.from_single_file({str(path)!r}).save_pretrained('FOLDER')",
-        )
+def _check_text_encoder(text_encoder: str) -> None:
     if text_encoder not in ("sdort", "torch"):
         raise UsageError(f"there is no text_encoder={text_encoder!r}", hint="There are 'sdort' and 'torch'.")
 
