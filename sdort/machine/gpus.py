@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
 
+from sdort.machine.nvml import Memory
 from sdort.machine.system import System
 
 _KFD = "sys/class/kfd/kfd/topology/nodes"
@@ -49,15 +52,46 @@ def _amd_nodes(system: System) -> Iterator[tuple[str, str, dict[str, int]]]:
             yield node.name, architecture, properties
 
 
-def amd_memory(system: System) -> list[int]:
-    """Free bytes of each GPU's own memory, as the driver counts them, in the order of :func:`amd_gpus`."""
-    free = []
-    for _, _, properties in _amd_nodes(system):
-        counters = [system.text(f"{_device(properties)}/mem_info_vram_{kind}") or "" for kind in ("total", "used")]
-        if not all(text.isdecimal() for text in counters):
-            return []
-        free.append(int(counters[0]) - int(counters[1]))
-    return free
+def memory_reader(vendor: str, device_id: int, system: System | None = None) -> Callable[[], Memory | None] | None:
+    """A function that reads a GPU's memory in microseconds, for all programs; None where nothing tells."""
+    system = system or System()
+    if vendor == "nvidia":
+        nvml = system.nvml()
+        return nvml.memory(device_id) if nvml else None
+    nodes = _visible([*_amd_nodes(system)], system) if vendor == "amd" else []
+    if not 0 <= device_id < len(nodes):
+        return None
+    return partial(_amd_memory, system, _device(nodes[device_id][2]))
+
+
+_VISIBLE = (("ROCR_VISIBLE_DEVICES",), ("GPU_DEVICE_ORDINAL",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
+"""Variables by which ROCm's layers, the lowest first, leave out and number GPUs; of two names the first that is set."""
+
+Node = TypeVar("Node")
+
+
+def _visible(nodes: list[Node], system: System) -> list[Node]:
+    """The GPUs that HIP shows this process, in its order; none where a variable names them otherwise than by number."""
+    for names in _VISIBLE:
+        text = next((system.environ[name] for name in names if name in system.environ), None)
+        if text is not None:
+            nodes = [*_picked(nodes, text)]
+    return nodes
+
+
+def _picked(nodes: Sequence[Node], text: str) -> Iterator[Node]:
+    """The nodes of such a list; a number that there is not ends it."""
+    for part in text.split(","):
+        number = int(part) if part.strip().isdecimal() else len(nodes)
+        if number >= len(nodes):
+            return
+        yield nodes[number]
+
+
+def _amd_memory(system: System, device: str) -> Memory | None:
+    """Of a GPU's own memory, as the amdgpu driver counts it."""
+    total, used = (system.text(f"{device}/mem_info_vram_{kind}") or "" for kind in ("total", "used"))
+    return Memory(int(total) - int(used), int(used)) if total.isdecimal() and used.isdecimal() else None
 
 
 def gfx_name(version: int) -> str | None:
@@ -97,12 +131,11 @@ def _marketing_names(system: System) -> list[str]:
 
 
 def nvidia_gpus(system: System) -> list[Gpu]:
-    """NVIDIA GPUs from nvidia-smi, else by name from the driver."""
-    query = ("--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
-    rows = [[cell.strip() for cell in line.split(",")] for line in system.tool("nvidia-smi", *query) or []]
+    """NVIDIA GPUs from their management library, else by name from the driver."""
+    nvml = system.nvml()
     gpus = [
-        Gpu("nvidia", name, f"sm_{version.replace('.', '')}", int(memory) * 2**20 if memory.isdecimal() else 0)
-        for name, version, memory in (row for row in rows if len(row) == 3)
+        Gpu("nvidia", name, f"sm_{major}{minor}" if major else "", memory)
+        for name, (major, minor), memory in (nvml.gpus() if nvml else [])
     ]
     if gpus:
         return gpus
@@ -128,12 +161,9 @@ def free_memory(vendor: str, device_id: int, system: System | None = None) -> in
     system = system or System()
     if not vendor:
         return _free_main_memory(system)
-    if vendor == "nvidia":
-        query = (f"--id={device_id}", "--query-gpu=memory.free", "--format=csv,noheader,nounits")
-        lines = system.tool("nvidia-smi", *query) or [""]
-        return int(lines[0]) << 20 if lines[0].strip().isdecimal() else None
-    memory = amd_memory(system) if vendor == "amd" else []
-    return memory[device_id] if device_id < len(memory) else None
+    read = memory_reader(vendor, device_id, system)
+    memory = read() if read else None
+    return memory.free if memory else None
 
 
 def _free_main_memory(system: System) -> int | None:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import TimeoutExpired
 
+from sdort.machine.nvml import Management, opened_nvml
 from sdort.machine.subprocesses import run_child
 
 _BINARIES = ("usr/local/sbin", "usr/local/bin", "usr/sbin", "usr/bin", "sbin", "bin", "opt/rocm/bin")
@@ -33,12 +34,14 @@ class System:
         environ: environment variables.
         packages: the folder of installed Python packages, some of which bring shared libraries.
         access: as :func:`os.access`, which knows about access control lists.
+        management: of NVIDIA's GPUs; None for this machine's where ``root`` is its own, else for none.
     """
 
     root: Path = Path("/")
     environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
     packages: Path = field(default_factory=_site_packages)
     access: Callable[[Path, int], bool] = os.access
+    management: Management | None = None
 
     def path(self, name: str) -> Path:
         """A file by its path from the root, such as ``dev/kfd``."""
@@ -76,6 +79,10 @@ class System:
         except (OSError, TimeoutExpired):
             return None
         return None if done.returncode else done.stdout.splitlines()
+
+    def nvml(self) -> Management | None:
+        """NVIDIA's management library; None where there is none."""
+        return self.management or (opened_nvml() if self.root == Path("/") else None)
 
     def library_folders(self) -> list[Path]:
         """Folders that the dynamic linker searches: ``LD_LIBRARY_PATH``, ``/etc/ld.so.conf``, its own."""

@@ -49,8 +49,3 @@ def _gpu_name(provider: Provider, device_id: int) -> str | None:
     driver = nvidia_driver(system) if provider.vendor == "nvidia" else None
     name = str(gpus[device_id]) if device_id < len(gpus) else None
     return f"{name}, driver {driver}" if name and driver else name
-
-
-def run_tool(*command: str) -> list[str] | None:
-    """The lines that a vendor's tool prints, None when it is not there or fails."""
-    return System().tool(*command)

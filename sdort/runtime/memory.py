@@ -12,15 +12,15 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
+from sdort.machine.gpus import memory_reader
 from sdort.providers.provider import Provider
-from sdort.runtime.environment import run_tool
 
 MIB = 1 << 20
-_HOST_PERIOD, _TOOL_PERIOD = 0.002, 0.2
+_PERIOD = 0.002
+"""Seconds between two looks."""
 _PROCESS = Path("/proc/self")
 _SLACK = 4 * MIB
 """The kernel counts pages in batches per core, and other threads go on."""
@@ -61,10 +61,10 @@ class Meter:
         """Measure memory while the block runs; the result is filled in at its end."""
         result = Peak()
         _return_freed_memory()
-        device = _Sampler(self._device_used, _HOST_PERIOD if _is_fast(self._device_used) else _TOOL_PERIOD)
+        device = _Sampler(self._device_used)
         # The kernel keeps the peak itself, and it can be set back; where it cannot, a thread looks often.
         exact = _reset_peak()
-        host = _Sampler(None if exact else resident, _HOST_PERIOD)
+        host = _Sampler(None if exact else resident)
         start = resident()
         with device, host:
             yield result
@@ -83,12 +83,11 @@ class Meter:
 class _Sampler:
     """A thread that reads a number again and again and keeps the highest; idle when there is nothing to read."""
 
-    def __init__(self, read: Callable[[], int | None] | None, period: float) -> None:
+    def __init__(self, read: Callable[[], int | None] | None) -> None:
         self.first: int | None = None
         self.highest: int | None = None
         self.last: int | None = None
         self._read = read
-        self._period = period
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._loop, daemon=True)
 
@@ -101,7 +100,7 @@ class _Sampler:
             self.last = value
 
     def _loop(self) -> None:
-        while not self._stop.wait(self._period):
+        while not self._stop.wait(_PERIOD):
             self.look()
 
     def __enter__(self) -> _Sampler:
@@ -156,12 +155,13 @@ def device_reader(provider: Provider, device_id: int) -> Callable[[], int | None
     """A function that reads how many bytes of the device are in use, by all programs; None where nothing tells."""
     if not provider.on_gpu:
         return None
-    readers: dict[str, Callable[[], int | None]] = {
-        "nvidia": partial(_nvidia_used, device_id),
-        "amd": _AmdUsed(device_id),
-    }
-    reader = readers.get(provider.vendor, lambda: None)
-    return reader if reader() is not None else None
+    read = memory_reader(provider.vendor, device_id)
+
+    def used() -> int | None:
+        memory = read() if read else None
+        return memory.used if memory else None
+
+    return used if used() is not None else None
 
 
 class DeviceGrowth:
@@ -175,28 +175,3 @@ class DeviceGrowth:
         """The growth by now; None where nothing tells."""
         used = self._used() if self._used else None
         return None if used is None or self._start is None else max(0, used - self._start)
-
-
-def _is_fast(reader: Callable[[], int | None] | None) -> bool:
-    return isinstance(reader, _AmdUsed)
-
-
-def _nvidia_used(device_id: int) -> int | None:
-    lines = run_tool("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", f"--id={device_id}")
-    with suppress(ValueError):
-        return int(lines[0]) * MIB if lines else None
-    return None
-
-
-@dataclass(frozen=True)
-class _AmdUsed:
-    """The amdgpu driver's own counter; cards are in the order of their PCI addresses, as HIP numbers them."""
-
-    device_id: int
-    root: Path = Path("/sys/class/drm")
-
-    def __call__(self) -> int | None:
-        files = {file.resolve() for file in self.root.glob("card*/device/mem_info_vram_used")}
-        with suppress(OSError, ValueError, IndexError):
-            return int(sorted(files)[self.device_id].read_text())
-        return None

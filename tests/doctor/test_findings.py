@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from support import machines
+from support.nvidia import Card, nvml
 
 from sdort.doctor import software as softwares
 from sdort.doctor import storage
@@ -170,14 +171,14 @@ def test_gpus_are_numbered_and_told_by_vendor(tmp_path: Path) -> None:
     system = machines.rocm_7(tmp_path)
     second = {"sys/class/kfd/kfd/topology/nodes/2/properties": "gfx_target_version 90402\n"}
     machines.write(tmp_path, second)
-    machines.tool(tmp_path, "nvidia-smi", "#!/bin/sh\nprintf 'A, 9.0, 1\\nB, 8.9, 1\\n'\n")
+    system = replace(system, management=nvml(Card("A", (9, 0)), Card("B", (8, 9))))
     assert gpu_architectures(system) == {"amd": ["gfx1100", "gfx942"], "nvidia": ["sm_90", "sm_89"]}
     found = diagnosis_of(system, SOFTWARE, None)
     assert [(each.section, each.check) for each in found.findings if each.check.startswith("GPU")] == [
         ("AMD", "GPU 0"), ("AMD", "GPU 1"), ("NVIDIA", "GPU 0"), ("NVIDIA", "GPU 1"),
     ]  # fmt: skip
     assert [gpu.vendor for gpu in found.gpus] == ["amd", "amd", "nvidia", "nvidia"]
-    machines.tool(tmp_path, "nvidia-smi", "#!/bin/sh\nexit 9\n")
+    system = replace(system, management=None)
     machines.write(tmp_path, {"proc/driver/nvidia/gpus/0/information": "Model: A\n"})
     assert gpu_architectures(system)["nvidia"] == []
 

@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from support.nvidia import Card, nvml
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import MemoryShortageError, ProviderError
@@ -346,10 +347,7 @@ def test_free_memory_is_read_where_the_provider_runs(tmp_path: Path) -> None:
     for minor, used in ((128, 10), (129, 300)):
         write(f"sys/class/drm/renderD{minor}/device/mem_info_vram_total", "1000")
         write(f"sys/class/drm/renderD{minor}/device/mem_info_vram_used", str(used))
-    tool = tmp_path / "usr/bin/nvidia-smi"
-    write("usr/bin/nvidia-smi", '#!/bin/sh\n[ "$1" = --id=1 ] && echo 512\n')
-    tool.chmod(0o755)
-    system = System(tmp_path, environ={})
+    system = System(tmp_path, environ={}, management=nvml(Card(total=None), Card(free=512 << 20)))
     assert free_memory(CPU.vendor, 0, system) == 16000000 * 1024
     assert [free_memory(ROCM.vendor, device, system) for device in range(3)] == [990, 700, None]
     assert free_memory(CUDA.vendor, 1, system) == 512 << 20

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from support import machines
-from support.machines import tool, write
+from support.machines import write
+from support.nvidia import Card, nvml
 
+from sdort.machine import nvml as nvidia_library
 from sdort.machine.gpus import (
     Gpu,
     amd_driver,
     amd_gpus,
-    amd_memory,
     driver_of,
     free_memory,
     gpus_of,
+    memory_reader,
     nvidia_driver,
     nvidia_gpus,
     rocm_version,
 )
+from sdort.machine.nvml import Memory
 from sdort.machine.system import System
 
 NODES, DRM = "sys/class/kfd/kfd/topology/nodes", "sys/class/drm"
@@ -60,7 +64,6 @@ def test_amd_gpus_stand_in_the_order_of_their_nodes_numbers(system: System, tmp_
         card(tmp_path, minor, product_name=name, mem_info_vram_total=total, mem_info_vram_used=used)
     found = [Gpu("amd", "A", "gfx942", 500), Gpu("amd", "B", "gfx1100", 600), Gpu("amd", "C", "gfx90a", 700)]
     assert amd_gpus(system) == gpus_of("amd", system) == found
-    assert amd_memory(system) == [400, 550, 700]
     assert [free_memory("amd", device, system) for device in range(4)] == [400, 550, 700, None]
 
 
@@ -74,20 +77,19 @@ def test_amd_names_are_rocminfos_as_far_as_they_go(system: System, tmp_path: Pat
 
 
 @pytest.mark.parametrize(("kind", "value"), [("total", "?"), ("used", ""), ("total", None), ("used", None)])
-def test_free_memory_of_amd_gpus_is_unknown_where_one_does_not_tell(
+def test_free_memory_of_an_amd_gpu_is_unknown_where_it_does_not_tell(
     kind: str, value: str | None, system: System, tmp_path: Path
 ) -> None:
     for number in (1, 2):
         node(tmp_path, number, 110000, 127 + number)
         card(tmp_path, 127 + number, mem_info_vram_total=900, mem_info_vram_used=100)
-    assert free_memory("amd", 0, system) == 800
+    assert [free_memory("amd", device, system) for device in range(2)] == [800, 800]
     counter = tmp_path / f"{DRM}/renderD129/device/mem_info_vram_{kind}"
     if value is None:
         counter.unlink()
     else:
         counter.write_text(value)
-    assert amd_memory(system) == []
-    assert free_memory("amd", 0, system) is None
+    assert [free_memory("amd", device, system) for device in range(2)] == [800, None]
 
 
 def test_memory_is_the_sum_of_the_banks_on_the_device(system: System, tmp_path: Path) -> None:
@@ -101,19 +103,16 @@ def test_memory_is_the_sum_of_the_banks_on_the_device(system: System, tmp_path: 
     assert amd_gpus(system)[0].memory == 320
 
 
-def test_nvidia_gpus_are_the_whole_rows_of_their_tool(system: System, tmp_path: Path) -> None:
-    rows = "One, 8.9, 24564\nTwo, 12.0, [N/A]\nhalf a row\nThree, 9.0, 100, 5\n"
-    tool(tmp_path, "nvidia-smi", f'#!/bin/sh\n[ "$1 $2" = "{QUERY}" ] && printf "{rows}"\n')
-    assert gpus_of("nvidia", system) == [
+def test_nvidia_gpus_are_as_their_library_tells_them(system: System) -> None:
+    cards = Card("One", (8, 9), 24564 << 20), Card("Two", (12, 0), None), Card("Three", None, 5)
+    assert gpus_of("nvidia", replace(system, management=nvml(*cards))) == [
         Gpu("nvidia", "One", "sm_89", 24564 << 20),
         Gpu("nvidia", "Two", "sm_120", 0),
+        Gpu("nvidia", "Three", "", 0),
     ]
 
 
-QUERY = "--query-gpu=name,compute_cap,memory.total --format=csv,noheader,nounits"
-
-
-def test_nvidia_gpus_without_a_tool_are_the_drivers_several_of_them(system: System, tmp_path: Path) -> None:
+def test_nvidia_gpus_without_a_library_are_the_drivers_several_of_them(system: System, tmp_path: Path) -> None:
     write(
         tmp_path,
         {
@@ -126,12 +125,65 @@ def test_nvidia_gpus_without_a_tool_are_the_drivers_several_of_them(system: Syst
     assert {(gpu.vendor, gpu.architecture, gpu.memory) for gpu in nvidia_gpus(system)} == {("nvidia", "", 0)}
 
 
-def test_nvidia_memory_is_of_the_device_that_is_asked_for(system: System, tmp_path: Path) -> None:
-    script = '#!/bin/sh\n[ "$2 $3" = "--query-gpu=memory.free --format=csv,noheader,nounits" ] || exit 1\n'
-    tool(
-        tmp_path, "nvidia-smi", script + 'case $1 in --id=0) echo 100;; --id=2) echo 300;; *) echo "No device";; esac\n'
-    )
-    assert [free_memory("nvidia", device, system) for device in range(3)] == [100 << 20, None, 300 << 20]
+@pytest.mark.parametrize(
+    ("numbered", "free"),
+    [
+        ({}, {0: 100, 1: None, 2: 300, 3: None}),  # no CUDA driver: the bus's numbers
+        ({0: "c", 1: "m", 2: "none"}, {0: 300, 1: 7, 2: None}),  # CUDA's own, and part of a GPU
+    ],
+)
+def test_nvidia_memory_is_of_the_device_that_cuda_numbers(
+    numbered: dict[int, str], free: dict[int, int | None], system: System, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Compared by UUID: CUDA_VISIBLE_DEVICES and the order of speed renumber what CUDA shows."""
+    monkeypatch.setattr(nvidia_library, "cuda_uuid", numbered.get)
+    cards = [Card(free=100, identity="GPU-a"), Card(total=None, identity="GPU-b"), Card(free=300, identity="GPU-c")]
+    system = replace(system, management=nvml(*cards, Card(free=7, identity="MIG-m")) if numbered else nvml(*cards))
+    assert {device: free_memory("nvidia", device, system) for device in free} == free
+
+
+def test_nvidia_memory_is_read_anew_each_time(system: System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvidia_library, "cuda_uuid", {}.get)
+    card = Card(free=10, used=3)
+    read = memory_reader("nvidia", 0, replace(system, management=nvml(card)))
+    assert read is not None
+    assert read() == Memory(10, 3)
+    card.free, card.used = 4, 9
+    assert read() == Memory(4, 9)
+    card.free = card.total = None  # a GPU that fell off the bus
+    assert read() is None
+
+
+@pytest.mark.parametrize("vendor", ["nvidia", "amd", "", "unknown"])
+def test_nothing_reads_the_memory_of_no_gpu(vendor: str, system: System) -> None:
+    assert memory_reader(vendor, 0, system) is None
+
+
+@pytest.mark.parametrize(
+    ("variables", "used"),
+    [
+        ({}, [0, 1, 2, None]),
+        ({"HIP_VISIBLE_DEVICES": "2,0"}, [2, 0, None]),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, [1, None]),
+        ({"CUDA_VISIBLE_DEVICES": "1", "HIP_VISIBLE_DEVICES": "2"}, [2, None]),
+        ({"ROCR_VISIBLE_DEVICES": "1,2", "HIP_VISIBLE_DEVICES": "1"}, [2, None]),
+        ({"ROCR_VISIBLE_DEVICES": "2,1,0", "GPU_DEVICE_ORDINAL": "0, 2", "HIP_VISIBLE_DEVICES": "1,0"}, [0, 2, None]),
+        ({"HIP_VISIBLE_DEVICES": "1,7,0"}, [1, None]),  # what there is not ends the list
+        ({"HIP_VISIBLE_DEVICES": ""}, [None]),
+        ({"ROCR_VISIBLE_DEVICES": "GPU-4f1c"}, [None]),  # nothing tells which
+    ],
+)
+def test_amd_memory_is_of_the_device_that_hip_numbers(
+    variables: dict[str, str], used: list[int | None], system: System, tmp_path: Path
+) -> None:
+    """https://rocm.docs.amd.com/en/latest/conceptual/gpu-isolation.html"""
+    for number in range(3):
+        node(tmp_path, number, 110000, 128 + number)
+        card(tmp_path, 128 + number, mem_info_vram_total=500, mem_info_vram_used=number)
+    numbered = replace(system, environ=variables)
+    readers = [memory_reader("amd", device, numbered) for device in range(len(used))]
+    found = [read() if read else None for read in readers]
+    assert [memory and memory.used for memory in found] == used
 
 
 @pytest.mark.parametrize(

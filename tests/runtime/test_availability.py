@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support import machines, rocm_stub
+from support.nvidia import Card, nvml
 
 from sdort.machine.elf import code_objects, needed
 from sdort.machine.gpus import amd_driver, amd_gpus, gfx_name, nvidia_driver, nvidia_gpus, rocm_version
@@ -182,14 +183,13 @@ def test_gfx_names_are_hexadecimal_at_their_end(version: int, name: str | None) 
     assert gfx_name(version) == name
 
 
-def test_nvidia_gpus_by_their_tool_or_their_driver(tmp_path: Path) -> None:
+def test_nvidia_gpus_by_their_library_or_their_driver(tmp_path: Path) -> None:
     system = machines.nvidia(tmp_path)
     assert nvidia_driver(system) == "580.95.05"
     assert str(nvidia_gpus(system)[0]) == "NVIDIA H100 80GB HBM3"
-    machines.tool(tmp_path, "nvidia-smi", "#!/bin/sh\necho 'NVIDIA H100 80GB HBM3, 9.0, 81559'\n")
-    assert str(nvidia_gpus(system)[0]) == "NVIDIA H100 80GB HBM3 (sm_90, 80 GiB)"
-    machines.tool(tmp_path, "nvidia-smi", "#!/bin/sh\necho 'No devices were found'; exit 9\n")
-    assert str(nvidia_gpus(system)[0]) == "NVIDIA H100 80GB HBM3"
+    managed = replace(system, management=nvml(Card("NVIDIA H100 80GB HBM3", (9, 0), 81559 << 20)))
+    assert str(nvidia_gpus(managed)[0]) == "NVIDIA H100 80GB HBM3 (sm_90, 80 GiB)"
+    assert str(nvidia_gpus(replace(system, management=nvml()))[0]) == "NVIDIA H100 80GB HBM3"
 
 
 @pytest.mark.parametrize(

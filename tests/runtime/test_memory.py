@@ -13,10 +13,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from sdort.machine.nvml import Memory
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
+from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.runtime import memory
-from sdort.runtime.memory import Meter, _AmdUsed, _reset_peak, device_reader, resident
+from sdort.runtime.memory import Meter, _reset_peak, device_reader, resident
 
 
 @pytest.fixture(params=["the kernel's peak", "samples"])
@@ -148,28 +150,24 @@ def test_what_torch_keeps_of_the_row_before_does_not_hide_a_row(monkeypatch: pyt
     assert seen == [23, 23, 23, 23, 43, 43, 43, 43]
 
 
-def test_amd_memory_is_read_from_the_driver(tmp_path: Path) -> None:
-    for index, used in enumerate((100, 200)):
-        device = tmp_path / f"pci{index}"
-        device.mkdir()
-        (device / "mem_info_vram_used").write_text(f"{used}\n")
-        (tmp_path / f"card{index}").mkdir()
-        (tmp_path / f"card{index}" / "device").symlink_to(device)
-    assert [_AmdUsed(index, tmp_path)() for index in range(3)] == [100, 200, None]
+def test_memory_of_a_device_is_what_all_programs_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: dict[tuple[str, int], list[Memory | None]] = {
+        ("nvidia", 1): [Memory(9, 1), Memory(7, 3), None],
+        ("amd", 0): [Memory(0, 5), Memory(0, 0)],
+        ("nvidia", 0): [None],
+    }
 
+    def reader(vendor: str, device_id: int) -> Callable[[], Memory | None] | None:
+        values = told.get((vendor, device_id))
+        return None if values is None else iter(values).__next__
 
-def test_nvidia_memory_is_that_of_nvidia_smi_and_else_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[tuple[str, ...]] = []
-
-    def tool(*command: str) -> list[str] | None:
-        asked.append(command)
-        return ["1234"]
-
-    monkeypatch.setattr("sdort.runtime.memory.run_tool", tool)
-    reader = device_reader(CUDA, 1)
-    assert reader is not None
-    assert reader() == 1234 << 20
-    assert "--id=1" in asked[0]
-    monkeypatch.setattr("sdort.runtime.memory.run_tool", lambda *_: None)
+    monkeypatch.setattr(memory, "memory_reader", reader)
+    read = device_reader(CUDA, 1)
+    assert read is not None
+    assert [read(), read()] == [3, None]  # the first look said that it tells
+    idle = device_reader(ROCM, 0)
+    assert idle is not None
+    assert idle() == 0
     assert device_reader(CUDA, 0) is None
+    assert device_reader(ROCM, 1) is None
     assert device_reader(CPU, 0) is None

@@ -22,7 +22,7 @@ from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime import availability, environment, memory, placement, probe
+from sdort.runtime import availability, environment, placement, probe
 from sdort.runtime.availability import (
     Problem,
     amd_device,
@@ -432,18 +432,6 @@ def test_the_cpu_stands_in_only_where_it_may_and_can(
 
 
 # What tools and files tell
-
-
-@pytest.mark.parametrize(
-    ("lines", "used"), [(["2048"], 2048 << 20), (["7", "9"], 7 << 20), (["[N/A]"], None), ([], None), (None, None)]
-)
-def test_memory_that_is_used_is_in_mebibytes(
-    lines: list[str] | None, used: int | None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: Any = []
-    monkeypatch.setattr(memory, "run_tool", lambda *command: asked.append(command) or lines)
-    assert memory._nvidia_used(3) == used
-    assert asked == [("nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "--id=3")]
 
 
 @pytest.mark.parametrize(
