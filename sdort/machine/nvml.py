@@ -1,4 +1,4 @@
-"""NVIDIA's management library (NVML) in this process, which answers at once: nvidia-smi is a process for each question."""
+"""NVIDIA's management library (NVML) in this process, which answers at once: nvidia-smi is a process a question."""
 
 from __future__ import annotations
 
