@@ -12,7 +12,7 @@ from typing import Any
 from sdort.console import say
 from sdort.errors import UsageError
 from sdort.pipelines.families import REFINER, SDXL
-from sdort.pipelines.folder import PipelineFolder, open_folder, read_scheduler_config
+from sdort.pipelines.folder import PipelineFolder, open_folder
 
 
 def open_refiner(path: Path, base: PipelineFolder) -> PipelineFolder:
@@ -50,7 +50,7 @@ def _latents(base: PipelineFolder, refiner: PipelineFolder) -> list[tuple[str, A
         "mean of latents": "latents_mean",
         "deviation of latents": "latents_std",
     }
-    schedules = [read_scheduler_config(folder.path / "scheduler") for folder in (base, refiner)]
+    schedules = [folder.scheduler for folder in (base, refiner)]
     kinds = [config.get("prediction_type", "epsilon") for config in schedules]
     return [
         ("number of latent channels", base.latent_channels, refiner.latent_channels),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from sdort.pipelines.folder import PipelineFolder, read_scheduler_config
+from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import find_scheduler
 
 USUAL_STEPS, USUAL_GUIDANCE = 50, 7.5
@@ -39,7 +39,7 @@ def usual_sampling(folder: PipelineFolder, scheduler: str | None) -> Sampling:
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler.
     """
-    config = read_scheduler_config(folder.path / "scheduler")
+    config = folder.scheduler
     own = str(config.get("_class_name"))
     chosen = find_scheduler(scheduler)[0] if scheduler else own
     if folder.config("unet").get("time_cond_proj_dim"):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -27,10 +27,11 @@ from sdort.pipelines.wrong_input import expect_onnx
 
 @dataclass(frozen=True)
 class PipelineFolder:
-    """The components of an exported or optimized pipeline by name, and its configs."""
+    """The components of an exported or optimized pipeline by name, and its configs, each of which is read once."""
 
     path: Path
     models: dict[str, Path]
+    _configs: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def file(self, component: str) -> ComponentFile:
         """A component's model file, read.
@@ -42,7 +43,18 @@ class PipelineFolder:
 
     def config(self, component: str) -> dict[str, Any]:
         """A component's ``config.json``, empty when there is none."""
-        return read_component_config(self.path / component / "config.json", component)
+        if component not in self._configs:
+            self._configs[component] = read_component_config(self.path / component / "config.json", component)
+        return self._configs[component]
+
+    @cached_property
+    def scheduler(self) -> dict[str, Any]:
+        """The config of the pipeline's own scheduler.
+
+        Raises:
+            BadModelError: as :func:`read_scheduler_config`.
+        """
+        return read_scheduler_config(self.path / "scheduler")
 
     @property
     def family(self) -> Family:
@@ -65,7 +77,7 @@ class PipelineFolder:
         tokenizers = [self.path / encoder.tokenizer for encoder in self.family.encoders]
         return set(self.needed) <= self.models.keys() and all(folder.is_dir() for folder in tokenizers)
 
-    @property
+    @cached_property
     def empty_is_zero(self) -> bool:
         """Whether diffusers conditions the UNet as zeros by an empty negative prompt, not as the encoders' outputs for
         it."""
@@ -150,7 +162,7 @@ class PipelineFolder:
     @property
     def scheduler_class(self) -> str:
         """Diffusers' class of the pipeline's own scheduler."""
-        return str(read_scheduler_config(self.path / "scheduler").get("_class_name"))
+        return str(self.scheduler.get("_class_name"))
 
     @cached_property
     def model_hash(self) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, UsageError
-from sdort.pipelines import families
+from sdort.pipelines import configs, families
 from sdort.pipelines.configs import optional_config, read_config, read_manifest, write_json
 from sdort.pipelines.families import LAST, PENULTIMATE, REFINER, SDXL, STABLE_DIFFUSION, Encoder, family_of
 from sdort.pipelines.folder import PipelineFolder, image_channels, pixels_of, read_scheduler_config
@@ -86,7 +86,7 @@ def test_the_size_that_a_unet_was_made_for(
 def test_larger_sizes_than_sdort_makes_are_refused_by_either_side() -> None:
     assert pixels_of([2048, 1], 8) == (16384, 8)
     assert pixels_of([1, 2048], 8) == (8, 16384)
-    for size, words in (([2049, 1], "16392x8 pixels"), ([1, 2049], "8x16392 pixels"), (2049, "16392x16392 pixels")):
+    for size, words in (([2049, 1], "8x16392 pixels"), ([1, 2049], "16392x8 pixels"), (2049, "16392x16392 pixels")):
         with pytest.raises(BadModelError, match=words):
             pixels_of(size, 8)
 
@@ -306,3 +306,19 @@ def test_a_manifest_is_the_folders_own(tmp_path: Path) -> None:
     (folder / "sdort.json").write_text('{"source": 1}')
     with pytest.raises(BadModelError, match="source is 1"):
         read_manifest(folder)
+
+
+def test_a_config_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = pipeline(tmp_path, unet={"sample_size": 96}, scheduler={}, index={})
+    (tmp_path / "scheduler" / "scheduler_config.json").write_text('{"_class_name": "DDIMScheduler"}')
+    opened: list[str] = []
+    monkeypatch.setattr(
+        configs, "read_input", lambda path, *a, **k: opened.append(path.parent.name) or path.read_bytes()
+    )
+    for _ in range(2):
+        assert folder.config("unet") == {"sample_size": 96}
+        assert folder.config("vae") == {}
+        assert folder.scheduler == {"_class_name": "DDIMScheduler"}
+        assert folder.scheduler_class == "DDIMScheduler"
+        assert folder.default_size == (768, 768)
+    assert sorted(opened) == ["scheduler", "unet"]

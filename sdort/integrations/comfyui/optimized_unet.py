@@ -10,7 +10,7 @@ from sdort.errors import UsageError
 from sdort.integrations.comfyui.unet_folder import UnetFolder
 from sdort.integrations.torch.unet_adapters import UNET
 from sdort.pipelines.families import AESTHETIC_NUMBERS, SIZE_NUMBERS
-from sdort.pipelines.folder import open_folder, read_scheduler_config
+from sdort.pipelines.folder import open_folder
 from sdort.providers.provider import Provider
 
 _TRAINED = {"beta_schedule": "scaled_linear", "num_train_timesteps": 1000, "trained_betas": None}
@@ -66,7 +66,7 @@ def _model(unet: UnetFolder) -> Any:
     import comfy.model_detection
     import comfy.supported_models
 
-    schedule = read_scheduler_config(unet.folder.path / "scheduler")
+    schedule = unet.folder.scheduler
     described = comfy.model_detection.detect_unet_config(unet.empty, "")
     described["disable_unet_model_creation"] = True
     plain, linear = _CONFIGS[unet.sizes]
