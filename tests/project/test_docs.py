@@ -6,6 +6,7 @@ that a page names exists.
 
 from __future__ import annotations
 
+import html
 import importlib
 import os
 import re
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import click
 import pytest
+from tour_picture import STEPS, THEMES
 
 from sdort import errors
 from sdort.cli import COMMANDS, cli
@@ -47,9 +49,14 @@ NOT_MODULES = {"sdort.json", "sdort.Swish", "sdort.BiasSplitGelu", "sdort.MultiH
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
+SHELLS = {"", "sh", "bash", "console", "text"}
+"""Languages of blocks whose lines a shell takes or a terminal shows."""
+
+
 def shell_of(text: str) -> str:
-    """The lines of shell blocks."""
-    return "\n".join(re.findall(r"```sh\n(.+?)```", text, re.DOTALL))
+    """The lines of blocks that are no program's."""
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", text, re.DOTALL | re.MULTILINE)
+    return "\n".join(lines for language, lines in blocks if language in SHELLS)
 
 
 def inline_of(text: str) -> list[str]:
@@ -94,7 +101,7 @@ def check_example(line: str) -> None:
     _, name, *words = shlex.split(line)
     assert name in COMMANDS, f"no such command: {line}"
     command = command_named(name)
-    if isinstance(command, click.Group):
+    if isinstance(command, click.Group) and words and not words[0].startswith("-"):
         name, words = f"{name} {words[0]}", words[1:]
         command = command_named(name)
     context = click.Context(command, info_name=name)
@@ -164,7 +171,7 @@ def test_the_examples_of_a_page_parse(page: Path) -> None:
 
 @each_page
 def test_the_commands_that_a_sentence_names_exist(page: Path) -> None:
-    """Such as ``sdort bench --compare``: without arguments, but of a command that has the option."""
+    """Such as ``sdort bench --compare``, whose command has the option, and ``sdort ops tune fast``, which parses."""
     for code in inline_of(TEXTS[page]):
         if match := re.fullmatch(r"sdort ([a-z]+)(?: (.*))?", code):
             assert match[1] in COMMANDS, code
@@ -174,6 +181,14 @@ def test_the_commands_that_a_sentence_names_exist(page: Path) -> None:
                 command = command_named(f"{match[1]} {subcommand}")
             known = {flag for option in command.params for flag in spellings(option)}
             assert set(re.findall(r"--[a-z][\w-]*", code)) <= known | ALSO_OPTIONS, code
+            if not re.search(r" --[a-z][\w-]*$", code):  # an option's name, its value is left out
+                check_example(code.partition(r" \|")[0])
+
+
+def test_every_kind_of_block_is_read() -> None:
+    """A block behind another language's too, and none of a sentence."""
+    text = "```py\nsdort = 1\n```\nsdort run a 'b\n```bash\nsdort run c\n```\n- d\n  ```\n  sdort run e\n  ```\n"
+    assert examples_in(text) == ["sdort run c", "sdort run e"]
 
 
 @each_page
@@ -296,6 +311,18 @@ def test_the_groups_examples_parse() -> None:
     assert len(lines) >= 4
     for line in lines:
         check_example(line)
+
+
+def test_the_picture_of_the_tour_shows_the_commands_of_its_script() -> None:
+    """``scripts/tour_picture.py`` draws it again."""
+    for theme in THEMES:
+        picture = html.unescape((ROOT / "docs" / "images" / f"tour-{theme}.svg").read_text()).replace("\xa0", " ")
+        shown = [line.strip() for line in re.findall(r"<text [^>]*>(.*?)</text>", picture)]
+        for step in STEPS:
+            for line in step.command.split("\n"):
+                assert line.strip() in {text.removeprefix("$ ") for text in shown}, line
+            for command in step.command.replace("\\\n", " ").split(" && "):
+                check_example(command)
 
 
 def test_the_fusion_that_a_page_shows_is_the_one_in_the_tree() -> None:
