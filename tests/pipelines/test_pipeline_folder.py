@@ -312,9 +312,12 @@ def test_a_config_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     folder = pipeline(tmp_path, unet={"sample_size": 96}, scheduler={}, index={})
     (tmp_path / "scheduler" / "scheduler_config.json").write_text('{"_class_name": "DDIMScheduler"}')
     opened: list[str] = []
-    monkeypatch.setattr(
-        configs, "read_input", lambda path, *a, **k: opened.append(path.parent.name) or path.read_bytes()
-    )
+
+    def read(path: Path, *arguments: Any, **options: Any) -> bytes:
+        opened.append(path.parent.name)
+        return path.read_bytes()
+
+    monkeypatch.setattr(configs, "read_input", read)
     for _ in range(2):
         assert folder.config("unet") == {"sample_size": 96}
         assert folder.config("vae") == {}
