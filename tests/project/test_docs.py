@@ -302,6 +302,12 @@ def test_every_page_is_linked_from_the_readme_or_the_index(page: Path) -> None:
     assert page in {README} | {path for start in starts for path, _ in links_of(start)}
 
 
+def test_every_word_of_the_glossary_is_linked_from_another_page() -> None:
+    glossary = ROOT / "docs" / "guide" / "glossary.md"
+    linked = {anchor for page in PAGES if page != glossary for path, anchor in links_of(page) if path == glossary}
+    assert anchors(glossary) - {"glossary"} - linked == set()
+
+
 def test_the_readme_is_short() -> None:
     assert len(TEXTS[README].splitlines()) <= MOST_LINES
 
