@@ -73,18 +73,19 @@ def headline(rows: Sequence[Row]) -> tuple[str, str]:
     """The one number of a benchmark, and what it is; empty where nothing was timed.
 
     That of an image, else of a UNet step, else of the first component: the share of the baseline's time, or
-    milliseconds.
+    milliseconds where there is no baseline or no difference from it is measurable.
     """
     timed = [row for row in headline_rows(rows) if row.median_ms is not None]
     row = max(timed, key=lambda row: (row.ratio is not None, row.component == WHOLE_PIPELINE), default=None)
     if row is None:
         return "", ""
+    time, words = f"{digits(row.median_ms or 0)} ms", f"for {subject(row)}"
     if row.ratio is None:
-        return f"{digits(row.median_ms or 0)} ms", f"for {subject(row)}"
+        return time, words
     ratio, low, high = row.ratio
     interval = "" if low is None or high is None else f" ({digits(low)} to {digits(high)} with 95 % confidence)"
     if low is not None and high is not None and low <= 1 <= high:
-        return "No difference", f"is measurable in the time of {subject(row)}{interval.replace('(', '(ratio ')}"
+        return time, f"{words}: no difference from the baseline is measurable{interval.replace('(', '(ratio ')}"
     return digits(ratio), f"of the baseline's time for {subject(row)}{interval}"
 
 
