@@ -11,7 +11,8 @@ from subprocess import TimeoutExpired
 
 from sdort.doctor.finding import OK, PROBLEM, Finding
 from sdort.errors import ProviderError
-from sdort.machine.distributions import Flavour, flavour, import_onnxruntime, installed_flavours
+from sdort.machine.distributions import flavour, hidden_copies, import_onnxruntime, installed_flavours
+from sdort.machine.onnxruntime_copies import Flavour, RuntimeCopy
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.machine.version import __version__
 from sdort.providers import PROVIDERS
@@ -33,6 +34,7 @@ class Software:
         listed: the providers that it was built with, by our names.
         refusals: those of them that do not load, and why.
         libraries: the providers' shared libraries.
+        hidden: copies of ONNX Runtime further down on Python's path.
     """
 
     flavours: tuple[Flavour, ...]
@@ -40,6 +42,7 @@ class Software:
     listed: tuple[str, ...] = ()
     refusals: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[str, Path] = field(default_factory=dict)
+    hidden: tuple[RuntimeCopy, ...] = ()
 
     def works(self, name: str | None) -> bool:
         """Whether a provider would be used if asked for; without a name, whether any would."""
@@ -48,12 +51,12 @@ class Software:
 
 def installed_software(device_id: int = 0) -> Software:
     """The packages of this environment; every provider is loaded once, in a process of its own."""
-    flavours = tuple(installed_flavours())
+    flavours, hidden = tuple(installed_flavours()), tuple(hidden_copies())
     try:
         flavour()
         available = import_onnxruntime().get_available_providers()
     except ProviderError as error:
-        return Software(flavours, error)
+        return Software(flavours, error, hidden=hidden)
     listed = tuple(name for name, provider in PROVIDERS.items() if provider.ep in available)
     refusals = {name: refusal(name, device_id) for name in listed}
     libraries = {name: installed_library(PROVIDERS[name]) for name in listed}
@@ -63,6 +66,7 @@ def installed_software(device_id: int = 0) -> Software:
         listed,
         {name: reason for name, reason in refusals.items() if reason is not None},
         {name: path for name, path in libraries.items() if path is not None},
+        hidden,
     )
 
 
@@ -94,6 +98,10 @@ def software_findings(software: Software, requested: str | None) -> Iterator[Fin
         return
     here = software.flavours[0]
     yield Finding(_SECTION, "ONNX Runtime", OK, f"{here.distribution} {here.version}")
+    for copy in software.hidden:
+        owners = ", ".join(f"{owner.distribution} {owner.version}" for owner in copy.owners)
+        message = f"{owners} in {copy.folder}, behind the one above on Python's path: not used, and in nobody's way"
+        yield Finding(_SECTION, "other copy", OK, message)
     for name in PROVIDERS:
         if name in software.listed:
             yield _listed(name, software.refusals.get(name))

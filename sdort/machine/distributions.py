@@ -1,40 +1,27 @@
 """The installed distribution of ONNX Runtime.
 
-Every distribution installs the same import package, ``onnxruntime``. Two of them overwrite each other's files, and
-uninstalling one then breaks the other, so exactly one must be there.
+Every distribution installs the same import package, ``onnxruntime``. Two of them in one folder overwrite each other's
+files, and uninstalling one then breaks the other, so exactly one must be there. In two folders the first on Python's
+path is imported, and the other one is in nobody's way.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
 import re
 import shlex
 import shutil
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
 from sdort.errors import ProviderError
 from sdort.errors.plain_text import library_reason
-
-DISTRIBUTIONS = (
-    "onnxruntime",
-    "onnxruntime-gpu",
-    "onnxruntime-rocm",
-    "onnxruntime-migraphx",
-    "onnxruntime-directml",
-    "onnxruntime-openvino",
-    "onnxruntime-qnn",
-    "onnxruntime-training",
-    "ort-nightly",
-    "ort-nightly-gpu",
-    "ort-nightly-rocm",
-)
-"""Distributions on package indexes whose import name is ``onnxruntime``."""
+from sdort.machine.onnxruntime_copies import PACKAGE, Flavour, RuntimeCopy, find_copies
 
 REQUIREMENTS = {
     "rocm": "onnxruntime-rocm==1.22.2.post3",
@@ -51,14 +38,6 @@ FALLBACK = "CPUExecutionProvider"
 """The execution provider that every build has, and gives the nodes that no other takes."""
 
 
-@dataclass(frozen=True)
-class Flavour:
-    """The installed distribution, such as ``onnxruntime-rocm`` ``1.22.2``."""
-
-    distribution: str
-    version: str
-
-
 def installed_version(distribution: str) -> str | None:
     """The version of an installed distribution, None when it is not installed."""
     from importlib.metadata import PackageNotFoundError, version  # sixty modules, which --help needs not
@@ -69,28 +48,69 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
+def installed_copies() -> list[RuntimeCopy]:
+    """The copies of ONNX Runtime on this Python's path, the one that it imports first."""
+    return find_copies(sys.path)
+
+
 def installed_flavours() -> list[Flavour]:
-    """Every installed distribution of ONNX Runtime, in the order of :data:`DISTRIBUTIONS`."""
-    versions = {name: installed_version(name) for name in DISTRIBUTIONS}
-    return [Flavour(name, installed) for name, installed in versions.items() if installed is not None]
+    """Every distribution that installed the copy of ONNX Runtime that Python imports, by name."""
+    copies = installed_copies()
+    return list(copies[0].owners) if copies else []
+
+
+def hidden_copies() -> list[RuntimeCopy]:
+    """The copies of ONNX Runtime behind the one that Python imports, which are in nobody's way."""
+    return installed_copies()[1:]
 
 
 def flavour() -> Flavour:
     """The one installed distribution.
 
     Raises:
-        ProviderError: none or several are installed; the hint has the pip commands that repair it.
+        ProviderError: none or several are installed; the hint has the commands that repair it.
     """
     flavours = installed_flavours()
     if not flavours:
         raise ProviderError("ONNX Runtime is not installed", hint=_one_of_each())
     if len(flavours) > 1:
-        names = [installed.distribution for installed in flavours]
+        copy = installed_copies()[0]
+        names, removal = _names(copy), _removal(copy)
+        hint = [f"Exactly one can be in {copy.folder}.{' Remove them:' * bool(removal)}", *removal, _one_of_each()]
         raise ProviderError(
             f"{len(flavours)} distributions of ONNX Runtime are installed over each other: {', '.join(names)}",
-            hint=f"Exactly one can be there. Uninstall them:\n{pip('uninstall', '-y', *names)}\n{_one_of_each()}",
+            hint="\n".join(hint),
         )
     return flavours[0]
+
+
+def _removal(copy: RuntimeCopy) -> list[str]:
+    """The command that removes a copy: pip's, where pip installs to; it does not know a folder on ``PYTHONPATH``."""
+    if _is_pips(copy):
+        return [pip("uninstall", "-y", *_names(copy))]
+    if _is_behind(copy):  # what pip installs wins
+        return []
+    return ["    " + shlex.join(["rm", "-r", str(copy.folder / PACKAGE), *map(str, copy.records)])]
+
+
+def _is_pips(copy: RuntimeCopy) -> bool:
+    import sysconfig  # --help needs it not
+
+    return str(copy.folder) in {os.path.realpath(place) for place in (*sysconfig.get_paths().values(), *_user_site())}
+
+
+def _is_behind(copy: RuntimeCopy) -> bool:
+    """Whether the copy stands behind the folder that pip installs to, as those of an environment's base do."""
+    import sysconfig
+
+    path, own = [os.path.realpath(entry) for entry in sys.path], os.path.realpath(sysconfig.get_paths()["purelib"])
+    return own in path and str(copy.folder) in path and path.index(own) < path.index(str(copy.folder))
+
+
+def _user_site() -> list[str]:
+    import site
+
+    return [site.getusersitepackages()] if site.ENABLE_USER_SITE else []
 
 
 def pip(*arguments: str) -> str:
@@ -111,15 +131,32 @@ def install_commands(requirement: str) -> str:
 
     A distribution of ONNX Runtime takes the place of those that are there: they are uninstalled first.
     """
-    name = re.split(r"[^\w.-]", requirement)[0]
-    others = [other.distribution for other in installed_flavours() if name in DISTRIBUTIONS]
-    if name in others:
+    name = _name(requirement)
+    if not re.match(r"onnxruntime|ort-", name):
+        return pip("install", requirement)
+    copies = installed_copies()
+    if any(_is_pips(copy) and name in _names(copy) for copy in copies[:1]):
         return pip("install", "-U", requirement)
-    return "\n".join([*([pip("uninstall", "-y", *others)] if others else []), pip("install", requirement)])
+    return "\n".join([*(_removal(copies[0]) if copies else []), _install(requirement)])
+
+
+def _install(requirement: str) -> str:
+    """The command that installs a distribution of ONNX Runtime here, though pip sees one by its name elsewhere."""
+    elsewhere = [name for copy in installed_copies() if not _is_pips(copy) for name in _names(copy)]
+    again = ["--ignore-installed", "--no-deps"] if _name(requirement) in elsewhere else []
+    return pip("install", *again, requirement)
+
+
+def _name(requirement: str) -> str:
+    return re.split(r"[^\w.-]", requirement)[0]
+
+
+def _names(copy: RuntimeCopy) -> list[str]:
+    return [owner.distribution for owner in copy.owners]
 
 
 def _one_of_each() -> str:
-    lines = [f"{pip('install', REQUIREMENTS[name])}   # {device}" for name, device in _DEVICES.items()]
+    lines = [f"{_install(REQUIREMENTS[name])}   # {device}" for name, device in _DEVICES.items()]
     return "\n".join(["Install the one for your device:", *lines])
 
 

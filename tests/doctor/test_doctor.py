@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from support import machines
+from support import machines, runtime_copies
 
 import sdort
 from sdort.cli import cli
@@ -20,7 +20,7 @@ from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.doctor.software import Software, installed_software, refusal
 from sdort.machine import distributions as flavours
-from sdort.machine.distributions import Flavour
+from sdort.machine.onnxruntime_copies import Flavour, find_copies
 from sdort.machine.system import System
 from sdort.ops.library import CodeObject, Description, built_library
 
@@ -157,7 +157,7 @@ def test_what_other_vendors_need_is_not_asked_for(tmp_path: Path) -> None:
 def test_exactly_one_distribution_is_wanted(
     installed: dict[str, str], message: str, step: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(flavours, "installed_version", installed.get)
+    runtime_copies.pretend(monkeypatch, installed)
     software = installed_software()
     found = diagnosis_of(machines.rocm_7(tmp_path), software)
     assert not found.works
@@ -165,6 +165,18 @@ def test_exactly_one_distribution_is_wanted(
     assert bad(found)["ONNX Runtime"].message == message
     assert step in bad(found)["ONNX Runtime"].next_step
     assert fact(found, "GPU 0")
+
+
+def test_a_copy_that_another_one_hides_is_told_and_in_nobodys_way(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    runtime_copies.install(tmp_path / "user", "acme-ort", "1.27")
+    hidden = find_copies([str(tmp_path / "user")])
+    runtime_copies.pretend(monkeypatch, {"onnxruntime": "1.31.1"}, *hidden)
+    found = diagnosis_of(machines.processor(tmp_path), installed_software())
+    assert (found.works, bad(found)) == (True, {})
+    assert fact(found, "ONNX Runtime") == "onnxruntime 1.31.1"
+    assert fact(found, "other copy").startswith(f"acme-ort 1.27 in {tmp_path / 'user'}, ")
 
 
 def test_this_environments_providers_are_loaded_for_real() -> None:

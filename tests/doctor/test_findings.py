@@ -20,7 +20,7 @@ from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.doctor.software import Software, software_findings
 from sdort.doctor.storage import cache_findings, memory_finding, operator_findings
 from sdort.errors import ProviderError
-from sdort.machine.distributions import Flavour
+from sdort.machine.onnxruntime_copies import Flavour
 from sdort.machine.subprocesses import WorkerError
 from sdort.machine.system import System
 from sdort.ops.library import CodeObject, Description

@@ -10,9 +10,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from support import runtime_copies
 
 from sdort.machine import distributions
-from sdort.machine.distributions import Flavour, installed_flavours, pip, start_session
+from sdort.machine.distributions import installed_flavours, pip, start_session
+from sdort.machine.onnxruntime_copies import Flavour
 
 
 @pytest.mark.parametrize(
@@ -46,8 +48,7 @@ def test_the_command_is_that_of_this_environment(
     "ort-nightly-rocm",
 ])  # fmt: skip
 def test_each_distribution_is_known_and_gives_way_to_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    there = {name: "1.2", "numpy": "2.0"}
-    monkeypatch.setattr(distributions, "installed_version", there.get)
+    runtime_copies.pretend(monkeypatch, {name: "1.2"})
     assert installed_flavours() == [Flavour(name, "1.2")]
     other = "onnxruntime-gpu==1.31" if name != "onnxruntime-gpu" else "onnxruntime[x]==1.31"
     remove, add = distributions.install_commands(other).split("\n")

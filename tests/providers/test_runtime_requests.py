@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sdort.errors import UsageError
-from sdort.machine.distributions import Flavour
+from sdort.machine.onnxruntime_copies import Flavour
 from sdort.providers import CPU, PROVIDERS, runtime_options
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX

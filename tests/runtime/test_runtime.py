@@ -16,6 +16,7 @@ import numpy as np
 import onnx
 import onnxruntime
 import pytest
+from support import runtime_copies
 
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
@@ -23,6 +24,7 @@ from sdort.generation.image_files import output_paths
 from sdort.generation.images import constant_problem, to_image
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine import distributions as flavours
+from sdort.machine.onnxruntime_copies import Flavour
 from sdort.machine.system import System
 from sdort.model.signature import timestep_shape
 from sdort.onnx_io.model_hash import hash_model
@@ -66,8 +68,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
     flavours.import_onnxruntime.cache_clear()
 
     def pretend(**versions: str) -> None:
-        found = {name.replace("_", "-"): version for name, version in versions.items()}
-        monkeypatch.setattr(flavours, "installed_version", found.get)
+        runtime_copies.pretend(monkeypatch, {name.replace("_", "-"): version for name, version in versions.items()})
 
     yield pretend
     flavours.import_onnxruntime.cache_clear()
@@ -82,7 +83,7 @@ def on_cpu(path: Path, component: str = "unet") -> Session:
 
 def test_one_distribution_is_what_there_should_be(installed: Callable[..., None]) -> None:
     installed(onnxruntime_rocm="1.22.2.post3")
-    assert flavours.flavour() == flavours.Flavour("onnxruntime-rocm", "1.22.2.post3")
+    assert flavours.flavour() == Flavour("onnxruntime-rocm", "1.22.2.post3")
 
 
 def test_no_distribution_is_an_error_with_the_commands_that_install_one(installed: Callable[..., None]) -> None:

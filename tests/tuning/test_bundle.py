@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from sdort.errors import ProviderError
-from sdort.machine.distributions import Flavour
+from sdort.machine.onnxruntime_copies import Flavour
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.tuning import bundle as bundles

@@ -22,7 +22,7 @@ from sdort.exporter.signatures import ComponentSpec, GraphTensor
 from sdort.exporter.template import Template
 from sdort.exporter.trace_cache import TraceCache, trace_key
 from sdort.machine import package_sources
-from sdort.machine.distributions import Flavour
+from sdort.machine.onnxruntime_copies import Flavour
 from sdort.machine.package_sources import read_sources
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.onnx_io.model_hash import hash_files, hash_model
