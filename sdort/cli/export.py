@@ -187,9 +187,8 @@ def _table(report: ExportReport) -> Table:
 
 
 def _fastest() -> str:
-    """The options of ``sdort optimize`` for the installed ONNX Runtime; a CPU gains nothing from fp16."""
-    from sdort.machine.distributions import installed_flavours
+    """The options of ``sdort optimize`` for this machine; a CPU gains nothing from fp16."""
+    from sdort.optimizer.provider_choice import best_here
 
-    vendors = {"onnxruntime-rocm": "rocm", "onnxruntime-migraphx": "migraphx", "onnxruntime-gpu": "cuda"}
-    named = [vendors[flavour.distribution] for flavour in installed_flavours() if flavour.distribution in vendors]
-    return f"--fp16 --provider {named[0]}" if named else "--provider cpu"
+    provider = best_here()
+    return f"--fp16 --provider {provider.name}" if provider.on_gpu else f"--provider {provider.name}"

@@ -35,9 +35,10 @@ def comfyui(path: Path, remove: bool, overwrite: bool, as_json: bool) -> None:
     The command writes a folder of two small files, custom_nodes/sdort-nodes. The Python that runs ComfyUI needs sdort
     and an ONNX Runtime. The code of the nodes is in sdort and is updated with it.
     """
-    from sdort.console import conclude, emit_json, is_quiet
+    from sdort.console import conclude, emit_json, is_quiet, show
     from sdort.errors import UsageError
     from sdort.integrations.comfyui.node_folder import remove_comfyui_nodes, write_comfyui_nodes
+    from sdort.integrations.program_python import advice, find_python
 
     if remove and overwrite:
         raise UsageError("--remove and --overwrite exclude each other")
@@ -47,8 +48,6 @@ def comfyui(path: Path, remove: bool, overwrite: bool, as_json: bool) -> None:
     elif remove and not is_quiet():
         conclude(f"removed {folder.path}; restart ComfyUI")
     elif not is_quiet():
-        conclude(
-            f"wrote {folder.path}; restart ComfyUI, and find the nodes under sdort. The Python that runs it needs "
-            "sdort too. To install it there, in sdort's checkout:",
-            "PATH/TO/COMFYUI/python -m pip install '.[cpu,export]'",
-        )
+        conclude(f"wrote {folder.path}; restart ComfyUI, and find the nodes under sdort.")
+        for line in advice(find_python(path), "ComfyUI"):
+            show(line)

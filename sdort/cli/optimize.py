@@ -15,15 +15,15 @@ from sdort.cli.optimize_report import ALL, explained, show_report
 from sdort.cli.options import check_option, complete_fusions, needs, signing_options
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import EXPECT
-from sdort.providers import PROVIDER_NAMES
+from sdort.providers import AUTO, PROVIDER_NAMES
 
 if TYPE_CHECKING:
     from sdort.optimizer.report import OptimizeReport
 
 _EPILOG = """\b
 Examples:
-  sdort optimize model fast --fp16                    for ROCm, the default
-  sdort optimize model fast-cpu --provider cpu
+  sdort optimize model fast --fp16                    for this machine
+  sdort optimize model fast --fp16 --provider migraphx
   sdort optimize model fast --expect unet:MultiHeadAttention=32
   sdort optimize model fast --fp16 auto               fp32 where it must
   sdort optimize model fast --explain --allow-misses  why it did not fuse
@@ -42,7 +42,7 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
     return expected
 
 
-PLAIN, AUTO = "plain", "auto"
+PLAIN, MEASURED = "plain", "auto"
 MISSES = "misses"
 """The value of ``--explain`` where no fusion is named."""
 
@@ -81,7 +81,7 @@ def _with_explicit_values(args: list[str]) -> list[str]:
     lone = {}
     for index, arg in enumerate(args[:end]):
         follows = args[index + 1] if index + 1 < end else ""
-        if arg == "--fp16" and follows not in (PLAIN, AUTO):
+        if arg == "--fp16" and follows not in (PLAIN, MEASURED):
             lone[index] = f"--fp16={PLAIN}"
         if arg == "--explain" and not _names_fusions(follows):
             lone[index] = f"--explain={MISSES}"
@@ -124,11 +124,14 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
 @click.option(
-    "--provider", type=click.Choice(PROVIDER_NAMES), default="rocm", help="Execution provider that the result is for."
+    "--provider",
+    type=click.Choice([AUTO, *PROVIDER_NAMES]),
+    default=AUTO,
+    help="Execution provider that the result is for. auto: the one that works on this machine, as sdort run takes it.",
 )
 @click.option(
     "--fp16",
-    type=click.Choice([PLAIN, AUTO]),
+    type=click.Choice([PLAIN, MEASURED]),
     metavar="[auto]",
     help="Convert to 16-bit floats. With auto, sdort runs the model first and leaves in fp32 what fp16 cannot hold.",
 )
@@ -265,12 +268,18 @@ def command(
 
 
 def _next(report: OptimizeReport) -> str:
-    """The command that comes next: generate with a pipeline, look at anything else."""
+    """The command that comes next here: generate with a pipeline, look at anything else.
+
+    A pipeline for another machine is compared with its original, which works on any.
+    """
     from sdort.engines.default_prompts import short_prompt
     from sdort.model.component_names import DECODER
+    from sdort.optimizer.provider_choice import runs_here
     from sdort.pipelines.configs import INDEX
 
     out = Path(report.out)
     if not (out / INDEX).is_file() or not {"text_encoder", "unet", DECODER} <= set(report.components):
         return shlex.join(["sdort", "inspect", "--diff", report.source, report.out])
+    if not runs_here(report.provider):
+        return shlex.join(["sdort", "verify", report.out])
     return shlex.join(["sdort", "run", report.out, "--provider", report.provider, "--prompt", short_prompt(out)])

@@ -29,6 +29,7 @@ from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
 from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
+from sdort.optimizer.provider_choice import provider_here
 from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.result_size import plan_space
 from sdort.optimizer.selection import left_out, select_models
@@ -37,7 +38,7 @@ from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.folder_signature import Signer, make_signer
 from sdort.pipelines.own_files import why_foreign
 from sdort.pipelines.wrong_input import expect_onnx
-from sdort.providers import find_provider, load_target
+from sdort.providers import AUTO, find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
 from sdort.staging import check_output, check_output_file, real, staged_directory, write_atomically
@@ -55,7 +56,7 @@ def optimize(
     source: str | Path,
     out: str | Path,
     *,
-    provider: str = "rocm",
+    provider: str = AUTO,
     fp16: bool | Literal["plain", "auto"] = False,
     fp16_plan: str | Path | None = None,
     bf16: bool = False,
@@ -78,7 +79,8 @@ def optimize(
     Args:
         source: a folder of :func:`sdort.export`, optimum or diffusers' converter, or one ``.onnx`` file.
         out: the folder to make; it appears complete or not at all.
-        provider: the execution provider to optimize for: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``.
+        provider: the execution provider to optimize for: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``; ``auto`` is the
+            one that runs here, as for :func:`sdort.run`.
         fp16: convert to 16-bit floats; with ``"auto"`` run the model first, and leave in fp32 what fp16 cannot hold.
             ``"plain"`` is the same as True.
         fp16_plan: with ``fp16=True``: leave in fp32 what this file says; ``"auto"`` wrote it as ``fp16-plan.json``.
@@ -110,6 +112,7 @@ def optimize(
             ``expect`` names is another.
         ParityError: a weight overflows fp16.
         OutputError: ``out`` exists or cannot be written.
+        ProviderError: ``auto``, and the ONNX Runtime here is broken.
         SdortError: any of these; with ``explain``, its ``record["report"]`` is the report as far as it came.
 
     Example:
@@ -120,7 +123,7 @@ def optimize(
     request = OptimizeRequest(
         source=Path(source),
         out=Path(out),
-        provider=provider,
+        provider=provider_here(provider),
         fp16=bool(fp16),
         io_fp16=io_fp16,
         fp16_auto=fp16 == "auto",
@@ -158,7 +161,7 @@ def plan_optimize(
     source: str | Path,
     out: str | Path,
     *,
-    provider: str = "rocm",
+    provider: str = AUTO,
     fp16: bool | Literal["plain", "auto"] = False,
     fp16_plan: str | Path | None = None,
     bf16: bool = False,
@@ -188,7 +191,7 @@ def plan_optimize(
     request = OptimizeRequest(
         source=Path(source),
         out=Path(out),
-        provider=provider,
+        provider=provider_here(provider),
         fp16=bool(fp16),
         io_fp16=io_fp16,
         fp16_auto=fp16 == "auto",

@@ -79,6 +79,8 @@ class Provider:
     """The file in ONNX Runtime's package that has it, None where it is built in."""
     package: str = ""
     """What pip installs to get it; where empty, what sdort's extra of its name asks for."""
+    last_release: str = ""
+    """The last release of ONNX Runtime that has it (``1.22``); empty where every release has."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Set on every run."""
     tuning: Mapping[str, str] = field(default_factory=dict)

@@ -39,6 +39,7 @@ _OPTIONS: dict[str, Option] = {
 PROVIDER = Provider(
     TARGET,
     rank=10,
+    last_release="1.22",
     library="libonnxruntime_providers_rocm.so",
     device="cuda",  # the Python API of a ROCm build names its memory so
     options={"tunable_op_enable": "1"},

@@ -19,7 +19,11 @@ from sdort.cli.tuning import _next_step, _summary, age_text
 from sdort.cli.warm import _run_command, _table
 from sdort.demo.judge import detect_shapes
 from sdort.demo.scenes import Scene, SceneShape, render
+from sdort.errors import ProviderError
 from sdort.errors.number_ranges import Range
+from sdort.optimizer import provider_choice
+from sdort.providers import PROVIDERS
+from sdort.providers.runtime_options import RuntimeOptions
 
 
 @pytest.mark.parametrize(
@@ -73,21 +77,18 @@ def test_the_table_of_a_warm_up() -> None:
     assert [row.cells for row in _table(items).rows] == [("unet", "3", "96x64", "done", "12.35", "", "whole")]
 
 
-@pytest.mark.parametrize(
-    ("installed", "words"),
-    [
-        (["onnxruntime-gpu"], "--fp16 --provider cuda"), (["onnxruntime-rocm"], "--fp16 --provider rocm"),
-        (["onnxruntime-migraphx"], "--fp16 --provider migraphx"), (["onnxruntime"], "--provider cpu"),
-        ([], "--provider cpu"),
-        (["onnxruntime", "onnxruntime-gpu"], "--fp16 --provider cuda"),
-    ],
-)  # fmt: skip
-def test_the_next_step_is_for_the_onnxruntime_that_is_installed(
-    installed: list[str], words: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    flavours = [SimpleNamespace(distribution=name) for name in installed]
-    monkeypatch.setattr("sdort.machine.distributions.installed_flavours", lambda: flavours)
-    assert export_command._fastest() == words
+@pytest.mark.parametrize("name", [*PROVIDERS, ""])
+def test_the_next_step_is_for_the_provider_that_works_here(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def choose(options: RuntimeOptions) -> Any:
+        assert options.provider == "auto"
+        if not name:
+            raise ProviderError("ONNX Runtime is not installed")
+        return PROVIDERS[name], None
+
+    monkeypatch.setattr(provider_choice, "choose_provider", choose)
+    expected = {"rocm": "--fp16 --provider rocm", "migraphx": "--fp16 --provider migraphx",
+                "cuda": "--fp16 --provider cuda", "cpu": "--provider cpu", "": "--provider cpu"}  # fmt: skip
+    assert export_command._fastest() == expected[name]
 
 
 # The doctor
