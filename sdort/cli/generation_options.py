@@ -81,6 +81,13 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
         help="Layer of the text encoder that is read, counted from the last. Many anime models want 2.",
     ),
     click.option(
+        "--wildcards",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        show_default="the variable SDORT_WILDCARDS",
+        help="Folder of text files: __animal__ in a prompt takes a line of animal.txt, drawn by the seed.",
+    ),
+    click.option(
         "--prompt-weighting",
         type=click.Choice(["a1111", "comfyui", "none"]),
         default="a1111",
@@ -166,6 +173,13 @@ _ADAPTERS: tuple[Option, ...] = (
         multiple=True,
         metavar="FILE[:SCALE]",
         help="LoRA, LoHa, LoKr or DoRA adapter (repeatable). It changes the UNet and the text encoders.",
+    ),
+    click.option(
+        "--lora-folder",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        show_default="the variable SDORT_LORA_FOLDER",
+        help="Folder of the adapters that prompts name: <lora:style:0.8> takes style.safetensors.",
     ),
 )
 

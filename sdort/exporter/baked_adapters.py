@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdort.console import say
+from sdort.errors import UsageError
 from sdort.machine.file_digest import file_digest
 from sdort.model.weights import Weight
 from sdort.pipelines.adapters.adapted_weight import adapted
@@ -50,6 +51,9 @@ def apply_adapters(choices: Sequence[AdapterChoice], tensors: Tensors) -> tuple[
         for folder in ADAPTED
         if folder in tensors
     }
+    refused = next((choice for choice in choices if choice.text_scale is not None), None)
+    if refused:
+        raise UsageError(f"--lora {refused.path}: an export takes one scale for the UNet and the text encoders")
     adapters = [(read_adapter(choice.path, shapes), choice.scale) for choice in choices]
     changed = {
         folder: {

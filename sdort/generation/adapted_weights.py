@@ -75,8 +75,9 @@ class AdapterPlan:
         changes: dict[str, dict[str, list[tuple[Difference, float]]]] = {}
         for choice, adapter in zip(self.choices, self.adapters, strict=True):
             for component, deltas in adapter.deltas.items():
-                for parameter, delta in deltas.items() if choice.scale else ():
-                    changes.setdefault(component, {}).setdefault(parameter, []).append((delta, choice.scale))
+                scale = choice.scale_of(component)
+                for parameter, delta in deltas.items() if scale else ():
+                    changes.setdefault(component, {}).setdefault(parameter, []).append((delta, scale))
         return dict(changes)
 
     def changed(self, component: str) -> list[str]:
@@ -112,7 +113,7 @@ def record_adapter(choice: AdapterChoice) -> AdapterRecord:
         BadModelError: its file cannot be read.
     """
     digests = file_digest(choice.path), file_digest(choice.path, tensors=True)
-    return AdapterRecord(choice.path.name, choice.scale, *digests)
+    return AdapterRecord(choice.path.name, choice.scale, *digests, choice.text_scale)
 
 
 class RunningAdapters:

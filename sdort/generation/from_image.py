@@ -19,6 +19,7 @@ from sdort.generation.image_programs import COMFYUI, program_of
 from sdort.generation.image_texts import read_texts
 from sdort.generation.infotext import Infotext, has_parameters, read_infotext
 from sdort.generation.input_image import InputImage
+from sdort.generation.lora_tags import named_stems
 from sdort.generation.request import GOES_WITH
 from sdort.machine.json_text import parse_json
 from sdort.pipelines.scheduler_names import WITH_ETA, WITHOUT_SPACING, find_scheduler
@@ -68,7 +69,7 @@ GIVEN_AGAIN = {
 """Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
 
 COMPARED = {
-    "lora": {"sha256": "its file", "scale": "its scale"},
+    "lora": {"sha256": "its file", "scale": "its scale", "text_scale": "its scale for the text encoders"},
     "control": {"model_hash": "its model", "image_hash": "its image", "scale": "its scale", "start": "its start",
                 "end": "its end"},
     "ip_adapter_image": {"image_hash": "its image", "scale": "its scale"},
@@ -87,6 +88,8 @@ WITHOUT_EFFECT = {
     "images_at_once": "each image is what it is alone",
     "from_image": "it is this image",
     "prompts": "the image has its prompt",
+    "wildcards": "the image has what was drawn",
+    "lora_folder": "where adapters lie",
     "output": "where the image goes",
     "overwrite": "where the image goes",
     "quality": "how the file is written",
@@ -273,11 +276,15 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise BadModelError(f"the record in {path} has no prompt", hint="The file is damaged, or somebody edited it.")
     missing = [option for option, name in GIVEN_AGAIN.items() if record.get(name) and option not in given]
+    named = "lora" in missing and _names_adapters(record, given)
+    if named and "lora_folder" in given:
+        missing.remove("lora")
     if missing:
         files = ", ".join(_named(record[GIVEN_AGAIN[option]]) for option in missing)
         raise UsageError(
             f"{path} was drawn with files that are not in it: {files}",
-            hint=f"Give them with {' and '.join(map(_flag, missing))}.",
+            hint=f"Give them with {' and '.join(map(_flag, missing))}."
+            + (" Its prompt names the adapters: --lora-folder DIR finds them." if named else ""),
         )
     options = {
         option: record[name]
@@ -295,6 +302,14 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
     listed = {option: _records(record.get(GIVEN_AGAIN[option])) for option in COMPARED}
     return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), listed)
+
+
+def _names_adapters(record: Mapping[str, Any], given: Mapping[str, Any]) -> bool:
+    """Whether the prompt of a record names all of its adapters, which a folder of them then has."""
+    prompt = given.get("prompt", record["prompt"])
+    names = set(named_stems([prompt] if isinstance(prompt, str) else prompt))
+    files = {Path(str(each.get("name"))).stem.casefold() for each in _records(record.get("lora"))}
+    return bool(files) and files <= names
 
 
 def _records(listed: Any) -> list[Mapping[str, Any]]:

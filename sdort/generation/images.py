@@ -81,6 +81,8 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         "Eta": record.eta,
         "Prompt weighting": None if record.prompt_weighting == WEIGHTINGS[0] else record.prompt_weighting,
         "Lora hashes": ", ".join(f"{Path(one.name).stem}: {one.tensors_sha256[:12]}" for one in record.lora) or None,
+        "Template": dict(record.templates).get("prompt"),
+        "Negative Template": dict(record.templates).get("negative_prompt"),
         "Version": f"sdort {record.versions['sdort']}",
     }
     values = {name: str(value) for name, value in fields.items() if value is not None}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -18,11 +19,13 @@ from sdort.errors.number_ranges import NUM_IMAGES, parse_size, shown
 from sdort.errors.option_types import check_types
 from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
+from sdort.generation.dynamic_prompts import draw_prompts
 from sdort.generation.from_image import DrawnWith, read_image_options
 from sdort.generation.image_files import check_quality, check_texts, free_for_output, output_paths
 from sdort.generation.input_image import read_image, read_mask
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
+from sdort.generation.lora_tags import LoraFolder, with_adapters
 from sdort.generation.output_names import fill_template, is_template
 from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.prompts_file import Lines, read_lines
@@ -32,10 +35,13 @@ from sdort.generation.running_controls import record_control
 from sdort.generation.seeds import read_seeds
 from sdort.generation.typed_options import GenerationOptions, OnProgress, annotations_of
 from sdort.generation.usual_sampling import usual_sampling
+from sdort.generation.wildcards import Wildcards
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import find_scheduler
 
+_CONFIGURED = {"lora_folder": "SDORT_LORA_FOLDER", "wildcards": "SDORT_WILDCARDS"}
+"""Option -> the variable of the environment that says it where nobody else does."""
 _PROMPT, _OPTIONS = {"prompt": str | Sequence[str]}, annotations_of(GenerationOptions)
 
 
@@ -192,8 +198,9 @@ def _named(place: str) -> Iterator[None]:
 
 
 def _alike(job: Job) -> list[Job]:
-    """A job in parts whose prompts have the same weights between ``AND``: these share calls of the UNet."""
-    groups = itertools.groupby(job.requests, lambda request: request.guidance())
+    """A job in parts whose prompts have the same adapters, and the same weights between ``AND``: these share calls of
+    the UNet."""
+    groups = itertools.groupby(job.requests, lambda request: (request.guidance(), request.lora))
     return [replace(job, requests=list(requests)) for _, requests in groups]
 
 
@@ -226,6 +233,9 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     settings = sized(options)
     check_types(settings, _OPTIONS)
     check_types({"prompt": prompt}, _PROMPT)
+    for name, variable in _CONFIGURED.items():
+        if settings.get(name) is None and os.environ.get(variable):
+            settings[name] = os.environ[variable]
     drawn = _drawn(prompt, settings)
     if drawn:
         settings = settings | drawn.options
@@ -243,13 +253,19 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     settings["seed"] = seeds[0]
     if settings.get("variation_strength") is not None and settings.get("variation_seed") is None:
         settings["variation_seed"] = secrets.randbelow(1 << 32)
+    folder, wildcards = settings.pop("lora_folder", None), settings.pop("wildcards", None)
     _read_files(settings)
-    if drawn:
-        _remark_on_files(drawn, settings)
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)
     requests = [replace(one, seed=seed) for one in each_prompt(prompt, request, texts) for seed in seeds]
+    # What an image says was drawn already.
+    given = {"prompt", *PROMPTS} - (drawn.options.keys() if drawn else set())
+    requests = draw_prompts(requests, given, Wildcards(Path(wildcards) if wildcards else None))
+    adapters = LoraFolder(Path(folder)) if folder else None
+    requests = [with_adapters(each, adapters) for each in requests]
+    if drawn:
+        _remark_on_files(drawn, {**settings, "lora": requests[0].lora})
     path = None if output is None else Path(output)
     return Job(requests, path, overwrite, on_progress, cancel, previews, unsaid, drawn, quality)
 

@@ -109,7 +109,12 @@ def read_prompt(text: str, weighting: str) -> Prompt:
 def named_files(text: str, weighting: str) -> NamedFiles:
     """The files that a prompt asks for."""
     embeddings = () if weighting == "none" else tuple(found[1] for found in _EMBEDDING.finditer(text))
-    return NamedFiles(tuple(found[0] for found in _NETWORK.finditer(text)), embeddings)
+    return NamedFiles(tuple(network_texts(text)), embeddings)
+
+
+def network_texts(text: str) -> list[str]:
+    """The networks that a text asks for, as they are written."""
+    return [found[0] for found in _NETWORK.finditer(text)]
 
 
 def plain_names(text: str) -> str:

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from sdort.console import say, warn
-from sdort.errors import BadModelError
+from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import cut, library_reason, one_line
-from sdort.generation.prompt_syntax import named_files
+from sdort.generation.lora_tags import Network, read_networks
+from sdort.generation.prompt_syntax import WEIGHTINGS, named_files, network_texts
 from sdort.generation.prompt_tokenizer import PromptTokenizer
 from sdort.generation.request import Request
 from sdort.pipelines.configs import check_processor
@@ -72,9 +73,14 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
 def remark_on_files(tokenizer: PromptTokenizer, requests: Sequence[Request]) -> None:
     """Say which LoRAs and embeddings the prompts ask for that the pipeline does not have."""
     files = [named_files(text, request.prompt_weighting) for request in requests for text in request.texts]
-    given = {choice.path.stem.lower(): choice.scale for request in requests for choice in request.lora}
-    for network in dict.fromkeys(network for each in files for network in each.networks):
-        _remark_on_network(network, given)
+    choices = [choice for request in requests for choice in request.lora]
+    given = {choice.path.stem.lower(): choice.scale for choice in choices}
+    applied = {(choice.path.stem.casefold(), choice.of_text, choice.scale) for choice in choices}
+    of_prompts = {network for request in requests for network in network_texts(request.prompt)}
+    for text in dict.fromkeys(network for each in files for network in each.networks):
+        network = read_networks(text)[0]
+        if not (network.is_adapter and (network.stem, *_scales(network)) in applied):
+            _remark_on_network(text, given, _why_not(requests[0], text in of_prompts))
     names = dict.fromkeys(name for each in files for name in each.embeddings)
     known = tokenizer.added if names else {}
     for name in names:
@@ -85,11 +91,26 @@ def remark_on_files(tokenizer: PromptTokenizer, requests: Sequence[Request]) -> 
             )
 
 
-def _remark_on_network(network: str, given: Mapping[str, float]) -> None:
+def _scales(network: Network) -> tuple[float, float] | tuple[None, None]:
+    try:
+        return network.both
+    except UsageError:
+        return None, None
+
+
+def _why_not(request: Request, in_prompt: bool) -> str:
+    """The reason why an adapter of a prompt that nobody gave is not applied."""
+    if request.prompt_weighting != WEIGHTINGS[0]:
+        return f"with --prompt-weighting {request.prompt_weighting} it is text"
+    return "no --lora-folder is given" if in_prompt else "only --prompt asks for adapters"
+
+
+def _remark_on_network(network: str, given: Mapping[str, float], why: str) -> None:
     """Say what becomes of ``<lora:name:0.8>``.
 
     Args:
         given: the names of the adapters that there are, in lower case, and their scales.
+        why: the reason why it is not applied where it is none of them.
     """
     kind, name, *scales = (part.strip() for part in network.strip("<>").split(":"))
     asked, scale = f"the prompt asks for {cut(one_line(network))}", one_line(scales[0]) if scales else "1"
@@ -97,7 +118,7 @@ def _remark_on_network(network: str, given: Mapping[str, float]) -> None:
         warn(f"{asked}, which is not applied: sdort has no hypernetworks")
     elif name.lower() not in given:
         file = f"{one_line(name)}.safetensors{f':{scale}' if scales else ''}"
-        warn(f"{asked}, which is not applied: prompts name no files. Give it:\n    --lora {cut(file)}")
+        warn(f"{asked}, which is not applied: {why}. Give the file:\n    --lora {cut(file)}")
     elif not _is_number(scale, given[name.lower()]):
         warn(f"{asked}, whose scale is that of --lora: {given[name.lower()]:g}")
 

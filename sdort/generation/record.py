@@ -37,6 +37,8 @@ class AdapterRecord:
     """The hash of its file."""
     tensors_sha256: str
     """The hash of its file without the header, by which A1111 and model sites know it."""
+    text_scale: float | None = None
+    """How strongly it was applied to the text encoders; None as ``scale``."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,8 @@ class GenerationRecord:
     """The prompt."""
     negative_prompt: str
     """The negative prompt; empty if there is none."""
+    templates: dict[str, str]
+    """Prompt -> the text with ``{a|b}`` or ``__name__`` that the seed drew it from; those alone that were drawn."""
     prompt_2: str
     """The prompt for SDXL's second text encoder; empty if it is the same."""
     negative_prompt_2: str

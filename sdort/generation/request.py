@@ -69,6 +69,8 @@ class Request:
 
     prompt: str
     negative_prompt: str = ""
+    templates: tuple[tuple[str, str], ...] = ()
+    """Names of prompts, and the texts with ``{a|b}`` that the seed drew them from."""
     steps: int = 50
     guidance_scale: float = 7.5
     height: int | None = None
@@ -221,6 +223,7 @@ class Request:
         image, mask = self.init_image, self.mask
         values = {name: value for name, value in vars(self).items() if name not in ("init_image", "mask")}
         return values | {
+            "templates": dict(self.templates),
             "init_image": str(image) if image else None,
             "init_image_hash": image.digest if image else None,
             "strength": self.image_strength if image else None,

@@ -70,6 +70,12 @@ class GenerationOptions(TypedDict, total=False):
     lora: Sequence[str | AdapterChoice]
     """Adapters (LoRA, LoHa, LoKr, DoRA) as ``FILE`` or ``FILE:SCALE``; none by default. They hold for these images: the
     next call has its own, and switches without loading a model again."""
+    lora_folder: str | Path | None
+    """The folder of the adapters that prompts name, ``<lora:style:0.8>``; by default that of the environment variable
+    ``SDORT_LORA_FOLDER``."""
+    wildcards: str | Path | None
+    """The folder of text files that prompts take lines of, ``__animal__``; by default that of the environment variable
+    ``SDORT_WILDCARDS``."""
     init_image: ImageSource | None
     """An image to start from: a file, a picture of Pillow, or an array uint8 [height, width, 3]. Its size is the
     images' unless ``height`` or ``width`` say another; one with more than four times the pixels that the model was made

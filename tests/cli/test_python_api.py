@@ -183,8 +183,19 @@ def test_a_function_is_typed_and_documented(name: str) -> None:
 
 
 def test_the_options_of_a_generation_are_those_of_a_request() -> None:
-    of_request = {field.name for field in (*fields(Request), *fields(PreviewOptions))} - {"prompt"}
-    of_job = {"prompts", "from_image", "size", "output", "quality", "overwrite", "on_progress", "cancel"}
+    of_request = {field.name for field in (*fields(Request), *fields(PreviewOptions))} - {"prompt", "templates"}
+    of_job = {
+        "prompts",
+        "from_image",
+        "size",
+        "lora_folder",
+        "wildcards",
+        "output",
+        "quality",
+        "overwrite",
+        "on_progress",
+        "cancel",
+    }
     assert set(GenerationOptions.__annotations__) == of_request | of_job
     assert inspect.signature(sdort.Pipeline.generate).parameters["options"].annotation == "Unpack[GenerationOptions]"
     assert inspect.signature(sdort.run).parameters["options"].annotation == "Unpack[RunOptions]"

@@ -314,7 +314,9 @@ def test_prompts_are_brought_to_one_length(
 def test_files_that_a_prompt_asks_for_are_told(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     first_conditions(opened(tiny.onnx), [Request("a <lora:mine:0.8>", "embedding:bad, fog")])
     told = " ".join(capsys.readouterr().err.split())
-    assert "asks for <lora:mine:0.8>, which is not applied: prompts name no files. Give it: --lora mine" in told
+    assert (
+        "asks for <lora:mine:0.8>, which is not applied: no --lora-folder is given. Give the file: --lora mine" in told
+    )
     assert "asks for the embedding bad, which the model does not have" in told
 
 

@@ -438,15 +438,15 @@ def test_what_is_given_beside_an_image_to_draw_again(monkeypatch: pytest.MonkeyP
 @pytest.mark.parametrize(
     ("network", "given", "told"),
     [
-        ("<lora:mine:0.8>", {}, "asks for <lora:mine:0.8>, which is not applied: prompts name no files. Give it: "
-                                "--lora mine.safetensors:0.8"),
+        ("<lora:mine:0.8>", {}, "asks for <lora:mine:0.8>, which is not applied: no --lora-folder is given. Give the "
+                                "file: --lora mine.safetensors:0.8"),
         ("<lora:mine>", {}, "--lora mine.safetensors"),
         ("<lora: Mine : 0.80 >", {"mine": 0.8}, ""),
         ("<lora:mine>", {"mine": 1.0}, ""),
         ("<lora:mine>", {"mine": 0.5}, "whose scale is that of --lora: 0.5"),
         ("<lora:mine:x>", {"mine": 0.5}, "whose scale is that of --lora: 0.5"),
         ("<lora:mine:0.5:2>", {"mine": 0.5}, ""),
-        ("<lora:mine:0.5>", {"other": 0.5}, "prompts name no files"),
+        ("<lora:mine:0.5>", {"other": 0.5}, "no --lora-folder is given"),
         ("<hypernet:mine:1>", {"mine": 1.0}, "sdort has no hypernetworks"),
         ("<hypernetwork:mine>", {}, "sdort has no hypernetworks"),
     ],
@@ -454,7 +454,7 @@ def test_what_is_given_beside_an_image_to_draw_again(monkeypatch: pytest.MonkeyP
 def test_a_network_that_a_prompt_asks_for(
     network: str, given: dict[str, float], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts._remark_on_network(network, given)
+    prompts._remark_on_network(network, given, "no --lora-folder is given")
     said = " ".join(capsys.readouterr().err.split())
     assert told in said
     assert bool(told) == bool(said)

@@ -22,7 +22,7 @@ from support.relisted import relist
 
 import sdort
 from sdort.cli import cli
-from sdort.errors import BadModelError, ParityError
+from sdort.errors import BadModelError, ParityError, UsageError
 from sdort.exporter.command import export
 from sdort.generation import device_loop
 from sdort.generation.adapted_weights import _merged, plan_adapters
@@ -394,3 +394,45 @@ def test_values_that_fp16_cannot_hold_are_refused_and_the_next_image_is_right(sd
     with pytest.raises(ParityError, match="cannot hold"):
         pixels(pipeline, str(loud))
     np.testing.assert_array_equal(pixels(pipeline, str(sd1.b)), before)
+
+
+# Prompts that name adapters
+
+
+def test_text_encoders_have_a_scale_of_their_own(sd1: Adapted) -> None:
+    def scales(choice: AdapterChoice) -> dict[str, set[float]]:
+        changes = plan_adapters(open_folder(sd1.plain), [choice]).changes
+        return {component: {scale for all in of.values() for _, scale in all} for component, of in changes.items()}
+
+    assert scales(AdapterChoice(sd1.a, 2.0, 0.5)) == {"unet": {2.0}, "text_encoder": {0.5}}
+    assert scales(AdapterChoice(sd1.a, 2.0, 0.0)) == {"unet": {2.0}}
+    assert scales(AdapterChoice(sd1.a, 0.0, 2.0)) == {"text_encoder": {2.0}}
+    assert scales(AdapterChoice(sd1.a, 2.0)) == {"unet": {2.0}, "text_encoder": {2.0}}
+
+
+def test_a_tag_draws_what_its_file_draws_and_is_drawn_again(
+    fast: tuple[Path, Path], sd1: Adapted, images: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder: Any = {"lora_folder": sd1.a.parent}
+    prompts = [f"{PROMPT}<lora:b:1>", PROMPT, f"{PROMPT}<lora:a:0.1:{SCALE}>", f"{PROMPT}<lora:a:{SCALE}>"]
+    with sdort.load(fast[0], provider="cpu", adapters=True) as pipeline:
+        found = pipeline.generate(prompts, output=tmp_path / "{index}.png", **folder, **OPTIONS).images
+        for image, name in zip(found, ("b", "none", None, "a"), strict=True):
+            assert np.array_equal(image.pixels, images["a" if name is None else name]) == (name is not None)
+        assert "not applied" not in capsys.readouterr().err
+        kept = [json.loads(Image.open(image.path).text["sdort"])["lora"] for image in found if image.path]  # type: ignore[attr-defined]
+        assert [[(one["name"], one["scale"], one["text_scale"]) for one in each] for each in kept] == [
+            [("b.safetensors", 1.0, None)], [], [("a.safetensors", SCALE, 0.1)], [("a.safetensors", SCALE, None)]
+        ]  # fmt: skip
+        with pytest.raises(UsageError, match=r"files that are not in it: a\.safetensors:0\.75") as refused:
+            pipeline.generate(from_image=found[2].path)
+        assert "--lora-folder DIR finds them" in (refused.value.hint or "")
+        again = pipeline.generate(from_image=found[2].path, **folder).images[0].pixels
+        np.testing.assert_array_equal(again, found[2].pixels)
+        assert "differ" not in capsys.readouterr().err
+        for options, words in (
+            ({"negative_prompt": "<lora:b>"}, "only --prompt asks for adapters"),
+            ({"prompt_weighting": "comfyui"}, "with --prompt-weighting comfyui it is text"),
+        ):
+            pipeline.generate("<lora:b>" if "prompt_weighting" in options else "a", **options, **folder, **OPTIONS)
+            assert f"<lora:b>, which is not applied: {words}" in " ".join(capsys.readouterr().err.split())

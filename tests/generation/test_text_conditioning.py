@@ -19,6 +19,7 @@ from sdort.generation.request import Request
 from sdort.generation.text_conditioning import EncodedChunk, PromptReader, encode_prompts, joined, weighted
 from sdort.generation.usual_sampling import Sampling, usual_sampling
 from sdort.model.signature import TensorSpec
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
 
 class Letters:
@@ -199,7 +200,7 @@ def test_what_has_no_effect_is_told(
 
 def test_files_of_every_prompt_are_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     tokenizer: Any = SimpleNamespace(added={"known": 5})
-    adapters: Any = (SimpleNamespace(path=Path("x/Style.safetensors"), scale=0.8),)
+    adapters: Any = (AdapterChoice(Path("x/Style.safetensors"), 0.8),)
     first = Request("a <lora:style:0.8> embedding:known embedding:other", lora=adapters)
     second = Request("b <lora:style:0.8>", "embedding:other <lora:STYLE>", prompt_2="<hypernet:h:1>",
                      negative_prompt_2="<lora:missing:0.5>", lora=adapters)  # fmt: skip

@@ -19,9 +19,21 @@ class AdapterChoice:
 
     path: Path
     scale: float = 1.0
+    text_scale: float | None = None
+    """Of the text encoders; None for ``scale``."""
 
     def __post_init__(self) -> None:
         ADAPTER_SCALE.check(self.scale)
+        ADAPTER_SCALE.check(self.of_text)
+
+    @property
+    def of_text(self) -> float:
+        """The scale of the text encoders."""
+        return self.scale if self.text_scale is None else self.text_scale
+
+    def scale_of(self, component: str) -> float:
+        """The scale of what it changes in a component."""
+        return self.scale if component == "unet" else self.of_text
 
 
 def parse_adapter_choice(text: str) -> AdapterChoice:
