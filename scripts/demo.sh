@@ -21,4 +21,9 @@ prompt asks for, and are the same to the eye.
   images     $folder/fp32.png  $folder/fp16.png
   benchmark  $folder/bench.md (with memory, errors and versions)
   pipelines  $folder/model (as exported)  $folder/fp32  $folder/fp16 (optimized)
+
+Now with yours, a .safetensors file of Stable Diffusion 1.x, 2.x or XL:
+  . $folder/venv/bin/activate
+  sdort add ~/Downloads/dreamshaper.safetensors dreamshaper
+  sdort run dreamshaper --prompt "a lighthouse at dusk"
 END

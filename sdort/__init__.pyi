@@ -13,9 +13,15 @@ from sdort.doctor.diagnosis import Diagnosis as Diagnosis
 from sdort.exporter.command import export as export
 from sdort.exporter.command import plan_export as plan_export
 from sdort.exporter.manifest import ExportReport as ExportReport
+from sdort.first_use.command import RunPlan as RunPlan
+from sdort.first_use.command import load as load
+from sdort.first_use.command import plan_run as plan_run
+from sdort.first_use.command import run as run
+from sdort.first_use.model_names import add_model as add_model
+from sdort.first_use.model_names import list_models as list_models
+from sdort.first_use.model_names import remove_model as remove_model
+from sdort.first_use.room import cache_limit as cache_limit
 from sdort.generation.command import Pipeline as Pipeline
-from sdort.generation.command import load as load
-from sdort.generation.command import run as run
 from sdort.generation.result import Generation as Generation
 from sdort.generation.result import Image as Image
 from sdort.generation.typed_options import GenerationOptions as GenerationOptions

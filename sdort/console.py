@@ -15,7 +15,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from datetime import timedelta
 from enum import Enum
@@ -54,6 +54,8 @@ Follower = Callable[[str, float, "float | None"], None]
 """Called with what is being done, the amount that is done, and all there is, None where that is not known."""
 
 _follower: ContextVar[Follower | None] = ContextVar("follower", default=None)
+_is_followed: ContextVar[bool] = ContextVar("is_followed", default=False)
+"""Whether the follower stands in the place of bars."""
 
 _picture_rows = 0
 """Lines of the picture that was drawn last; 0 after anything else was printed."""
@@ -179,7 +181,7 @@ def progress(
         when stderr is not a terminal; and nobody follows (:func:`following`). Bars may be nested.
     """
     follow = _follower.get()
-    with _bar(description, total, remaining, numbers) as advance:
+    with nullcontext(_no_bar) if _is_followed.get() else _bar(description, total, remaining, numbers) as advance:
         if follow is None:
             yield advance
             return
@@ -195,14 +197,23 @@ def progress(
         yield tell
 
 
+def _no_bar(amount: float) -> None:
+    """Advances what is not shown."""
+
+
 @contextmanager
-def following(follow: Follower) -> Iterator[None]:
-    """A block in which ``follow`` is told of all that :func:`progress` shows or would show."""
-    before = _follower.set(follow)
+def following(follow: Follower, *, instead: bool = False) -> Iterator[None]:
+    """A block in which ``follow`` is told of all that :func:`progress` shows or would show.
+
+    Args:
+        instead: no bars are shown in the block: ``follow`` tells the person.
+    """
+    before, shown = _follower.set(follow), _is_followed.set(instead)
     try:
         yield
     finally:
         _follower.reset(before)
+        _is_followed.reset(shown)
 
 
 @contextmanager
@@ -213,7 +224,7 @@ def _bar(
     numbers: Callable[[], list[str]] | None,
 ) -> Iterator[Callable[[float], None]]:
     if _verbosity < NORMAL or not console.is_interactive:
-        yield lambda amount: None
+        yield _no_bar
         return
     from rich.progress import Progress  # imported here: most runs of sdort in scripts and pipes show no bar
 

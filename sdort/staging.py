@@ -17,8 +17,9 @@ import secrets
 import shlex
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -32,6 +33,8 @@ WhyForeign = Callable[[Path], str | None]
 """Why a folder may hold more than a command made there, as the end of a sentence that begins with its name; else None.
 It may raise OSError where another process changes the folder meanwhile."""
 
+_WAIT_S = 0.1
+"""Seconds between two looks at whether another process is done."""
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2  # linux/fs.h
 
@@ -183,6 +186,46 @@ def held(folder: Path) -> Iterator[None]:
         yield
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def locked(path: Path, waiting: Callable[[], AbstractContextManager[object]] = nullcontext) -> Iterator[None]:
+    """A block that no other process runs meanwhile for the same file, which is made, and removed in the end.
+
+    Args:
+        waiting: makes what surrounds the time in which another process holds it.
+
+    Raises:
+        OSError: the file cannot be made.
+    """
+    descriptor = _try_lock(path)
+    if descriptor is None:
+        with waiting():
+            while (descriptor := _try_lock(path)) is None:
+                time.sleep(_WAIT_S)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            path.unlink()
+        os.close(descriptor)
+
+
+def _try_lock(path: Path) -> int | None:
+    """A descriptor that holds the lock on a file; None where another process does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:  # a file system without locks
+        return descriptor
+    with suppress(FileNotFoundError):
+        if os.path.samestat(os.stat(path), os.fstat(descriptor)):
+            return descriptor
+    os.close(descriptor)  # who held it removed it
+    return None
 
 
 @contextmanager

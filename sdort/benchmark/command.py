@@ -21,6 +21,7 @@ from sdort.console import say, to_json, warn
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import MARGIN as PERCENT
 from sdort.errors.option_types import typed
+from sdort.first_use.find_pipeline import is_checkpoint, named_path, pipeline_folder
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import check_output_file, check_output_folder, real, write_atomically
@@ -117,7 +118,8 @@ def bench(
     stated tolerance. A row that fails the check has no times.
 
     Args:
-        pipeline: a folder of ONNX components, or a diffusers folder for the torch engines.
+        pipeline: a folder of ONNX components, a checkpoint as for :func:`sdort.load`, or a diffusers folder for the
+            torch engines.
         provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
             ``provider_options``, ``split``, ``custom_ops`` and ``check``.
         engine: ``onnxruntime``, ``torch`` or ``torch-compile``; torch engines run the checkpoint behind the pipeline.
@@ -194,12 +196,12 @@ def bench(
         repeat=repeat,
         placement=placement,
     )
-    path = Path(pipeline)
-    if preset:
-        options = apply_preset(preset, path, options)
     reads = [Path(read) for read in (pipeline, baseline, reference, checkpoint) if read]
     files = Files(form, _path(output), _path(save), _path(report), _path(plots), overwrite, reads)
     files.check()
+    path = _folder(pipeline, options)
+    if preset:
+        options = apply_preset(preset, path, options)
     saved = load_rows(Path(compare)) if compare else None
     if save and repeat < LEAST:  # told now: measuring may take an hour
         warn(f"--compare will not be able to judge what is saved: it needs --repeat {LEAST} or more, not {repeat}")
@@ -212,6 +214,13 @@ def bench(
     _warn_of_noise(result.rows, files)
     _draw(result, files, path, options, command_line)
     return result
+
+
+def _folder(pipeline: str | Path, options: BenchOptions) -> Path:
+    """The pipeline's folder; a checkpoint is made ready, unless torch alone runs it."""
+    place = named_path(pipeline)
+    alone = is_checkpoint(place) and "onnxruntime" not in (options.engines or (options.engine,))
+    return Path(place) if alone else pipeline_folder(place, options.runtime)
 
 
 def _refuse_other_pipelines(

@@ -24,6 +24,9 @@ COMMANDS = (
     "inspect",
     "fusions",
     "warm",
+    "add",
+    "list",
+    "remove",
     "integrate",
     "tuning",
     "cache",
@@ -37,6 +40,7 @@ _WANTS_JSON = "sdort.wants_json"
 
 _EPILOG = """\b
 Examples:
+  sdort run dreamshaper.safetensors --prompt "a lighthouse at dusk"
   sdort export demo model       a tiny pipeline that draws coloured shapes
   sdort optimize model fast --fp16 --provider rocm
   sdort run fast --prompt "a red star on navy" -o image.png
@@ -60,7 +64,7 @@ class CommandGroup(click.Group):
     """Finds commands by name in :data:`COMMANDS` and reports their errors as sentences."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return [*COMMANDS]  # the module of sdort list is called list here
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.number_types import Duration
+from sdort.cli.number_types import ByteSize, Duration
 from sdort.cli.tuning import age_text
-from sdort.errors.number_ranges import OLDER_THAN
+from sdort.errors.number_ranges import CACHE_LIMIT, OLDER_THAN
 
 if TYPE_CHECKING:
     from sdort.doctor.cache_entries import CacheEntry
@@ -27,6 +27,7 @@ Examples:
   sdort cache list traces
   sdort cache clean --older-than 30d --dry-run
   sdort cache clean ops temporary
+  sdort cache limit 20GB                   the room for models
 """,
 )
 @_json
@@ -38,7 +39,7 @@ def command(context: click.Context, as_json: bool) -> None:
     traces     graphs of architectures, by sdort export
     schedules  schedulers as numbers, by sdort run
     checked    which files were compared with their sdort.json
-    models     checkpoints that ComfyUI's nodes optimized on first use
+    models     checkpoints that were made ready on first use
     tuning     bundles of sdort warm and --tuning, and the table of sdort ops tune
     ops        libraries of sdort ops build
     temporary  files that killed commands left
@@ -86,9 +87,33 @@ def list_(kinds: tuple[str, ...], as_json: bool) -> None:
     if as_json:
         emit_json(cache)
         return
-    if cache.entries:
-        show(_table(cache.entries))
+    models = [entry for entry in cache.entries if entry.checkpoint]
+    others = [entry for entry in cache.entries if not entry.checkpoint]
+    if models:
+        show(_models_table(models))
+    if others:
+        show(_table(others))
     conclude(_amount(cache.entries))
+
+
+@command.command()
+@click.argument("limit", metavar="[SIZE]", required=False, type=ByteSize(CACHE_LIMIT))
+@_json
+def limit(limit: int | None, as_json: bool) -> None:
+    """Show or set the room that models may take.
+
+    SIZE is a number of bytes, or one with kB, MB, GB or TB: 20GB. Models are checkpoints that were made ready on first
+    use. If a new one needs more room, sdort removes those that were not used for the longest time, and says which.
+    """
+    from sdort.console import conclude, emit_json
+    from sdort.first_use.room import cache_limit
+    from sdort.tables import size_text
+
+    room = cache_limit(limit=limit)
+    if as_json:
+        emit_json(room)
+        return
+    conclude(f"Models in the cache may take {size_text(room.limit)}; they take {size_text(room.used)}.")
 
 
 @command.command()
@@ -124,11 +149,25 @@ def _amount(entries: Collection[CacheEntry]) -> str:
     return f"{number}, {size_text(sum(entry.bytes for entry in entries))}"
 
 
+def _models_table(entries: Collection[CacheEntry]) -> Table:
+    from sdort.tables import Table, size_text
+
+    table = Table("", ("model", "for", "precision", ">size", "made on", ">last used", ""))
+    for entry in entries:
+        cells = (entry.checkpoint or "", entry.provider or "", entry.precision or "", size_text(entry.bytes))
+        table.add_row(*cells, entry.made or "", age_text(entry.used_s or 0), _state(entry))
+    return table
+
+
+def _state(entry: CacheEntry) -> str:
+    return "in use" if entry.in_use else "of an earlier sdort" if entry.outdated else ""
+
+
 def _table(entries: Collection[CacheEntry]) -> Table:
     from sdort.tables import Table, size_text
 
     table = Table("", ("cache", "entry", ">size", ">age", ""))
     for entry in entries:
-        state = "in use" if entry.in_use else "of an earlier sdort" if entry.outdated else ""
-        table.add_row(entry.kind, entry.name, size_text(entry.bytes), age_text(entry.age_s), state)
+        name = f"{entry.checkpoint} ({entry.provider}, {entry.precision})" if entry.checkpoint else entry.name
+        table.add_row(entry.kind, name, size_text(entry.bytes), age_text(entry.age_s), _state(entry))
     return table

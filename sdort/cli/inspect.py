@@ -43,9 +43,10 @@ def command(
 ) -> None:
     """Show the operators, inputs, outputs and weights of a model.
 
-    PATH is an .onnx file or a folder: the components of a pipeline, or other models. A * marks the operators that only
-    ONNX Runtime or sdort has: the fused ones. Only --diff reads weights. It compares the structure of the graphs, not
-    the names of nodes, and shows first what computes something else.
+    PATH is an .onnx file, or a folder: the components of a pipeline, or other models. A name of sdort add and a
+    checkpoint that sdort run made ready mean what was made of it. A * marks the operators that only ONNX Runtime or
+    sdort has: the fused ones. Only --diff reads weights. It compares the structure of the graphs, not the names of
+    nodes, and shows first what computes something else.
     """
     if len(paths) != 1 + diff:
         raise click.UsageError("--diff compares two paths" if diff else "give one path, or two with --diff")
@@ -53,12 +54,19 @@ def command(
         raise click.UsageError("--exit-code is for --diff")
     if placement and (diff or len(providers) != 1):
         raise click.UsageError("--placement wants one --provider, and no --diff")
+    paths = tuple(map(_folder, paths))
     if placement:
         _place(paths[0], providers[0], as_json)
     elif diff:
         _compare(paths[0], paths[1], exit_code, as_json)
     else:
         _inspect(paths[0], providers, as_json)
+
+
+def _folder(path: Path) -> Path:
+    from sdort.first_use.find_pipeline import made_folder
+
+    return made_folder(path)
 
 
 def _inspect(path: Path, providers: tuple[str, ...], as_json: bool) -> None:

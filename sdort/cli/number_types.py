@@ -156,6 +156,24 @@ class Duration(click.ParamType[float]):
         return float(_convert(self, self.limits, seconds, param, ctx))
 
 
+class ByteSize(click.ParamType[int]):
+    """``20GB``, in bytes."""
+
+    name = "SIZE"
+
+    def __init__(self, limits: Range[int]) -> None:
+        self.limits = limits
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        match = re.fullmatch(r"([0-9]{1,12}(?:\.[0-9]{1,12})?) ?([kmgt]?)b?", str(value), re.IGNORECASE | re.ASCII)
+        if not match:
+            self.fail(f"{shortened(value)} is not a size like 20GB or 500MB", param, ctx)
+        number = round(float(match[1]) * 1000 ** " kmgt".index(match[2].lower() or " "))
+        return int(_convert(self, self.limits, number, param, ctx))
+
+
 def shortened(value: object) -> str:
     """A refused value as messages repeat it."""
     return cut(repr(value))

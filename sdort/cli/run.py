@@ -17,13 +17,15 @@ from sdort.errors.number_ranges import QUALITY
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
+    from sdort.first_use.command import RunPlan
+    from sdort.first_use.making_plan import MakingPlan
     from sdort.generation.typed_options import RunOptions
 
 _SECTIONS = {
     **SECTIONS,
     **RUNTIME,
     **DECODING,
-    "Results": ("output", "quality", "overwrite", "placement", "as_json"),
+    "Results": ("output", "quality", "overwrite", "dry_run", "placement", "as_json"),
 }
 _COMMON = (
     "prompt", "negative_prompt", "seed", "num_images", "size", "steps", "guidance_scale", "scheduler",
@@ -39,13 +41,13 @@ _COMMON = (
     "An image that still has NaN pixels, or only one colour, is an error and is not written.",
     epilog="""\b
 Examples:
+  sdort run dreamshaper.safetensors --prompt "a lighthouse at dusk"
   sdort run fast --prompt "a lighthouse at dusk" -o lighthouse.png
   sdort run fast --prompt "a cat" --seed 7 --num-images 4 --steps 25
-  sdort run fast --prompt "a cat" --prompt "a dog" --negative-prompt "blurry"
   sdort run fast --prompt "a cat" --provider rocm --tuning --no-fallback
 """,
 )
-@click.argument("pipeline", type=click.Path(path_type=Path))
+@click.argument("pipeline", metavar="MODEL", type=click.Path(path_type=Path))
 @generation_options
 @decoding_options
 @runtime_options
@@ -65,16 +67,23 @@ Examples:
     help="Quality of .jpg and .webp. At 100 .webp keeps every pixel, as .png does.",
 )
 @click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
+@click.option("--dry-run", is_flag=True, help="Draw nothing; say what would be drawn, and how long that takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")
 def command(
-    pipeline: Path, prompt: tuple[str, ...], placement: bool, as_json: bool, **options: Unpack[RunOptions]
+    pipeline: Path,
+    prompt: tuple[str, ...],
+    placement: bool,
+    dry_run: bool,
+    as_json: bool,
+    **options: Unpack[RunOptions],
 ) -> None:
-    """Generate images from text with an ONNX pipeline.
+    """Generate images from text.
 
-    PIPELINE is a folder from sdort export or sdort optimize, from optimum, or from diffusers' conversion script.
+    MODEL is a checkpoint (.safetensors file, diffusers folder, hub id, demo), a name of sdort add, or a folder of ONNX
+    models. sdort exports and optimizes a checkpoint once and keeps the result: the next run starts at once.
     """
     from sdort.console import conclude, emit_json, is_quiet, say
-    from sdort.generation.command import run
+    from sdort.first_use.command import plan_run, run
     from sdort.generation.last_lines import summarize
 
     source = click.get_current_context().get_parameter_source
@@ -83,6 +92,9 @@ def command(
     if as_json and options.get("preview"):
         say("no previews beside --json")
         options["preview"], options["preview_vae"] = False, None
+    if dry_run:
+        _show_plan(plan_run(pipeline, prompt, **options), as_json)
+        return
     result = run(pipeline, prompt, placement=placement, **options)
     if as_json:
         emit_json(result)
@@ -91,3 +103,35 @@ def command(
         show_placement(result.placement, result.placement_remarks)
     if not is_quiet():
         conclude(summarize(result))
+
+
+def _show_plan(plan: RunPlan, as_json: bool) -> None:
+    """Print what a run would do."""
+    from sdort.console import conclude, emit_json, show
+
+    if as_json:
+        emit_json(plan)
+        return
+    if plan.making:
+        show(_making_text(plan.making, plan.provider))
+    number = str(plan.files[0]) if len(plan.files) == 1 else f"{len(plan.files)} images, {plan.files[0]} and so on"
+    size = f"{plan.width}x{plan.height}" if plan.width and plan.height else "the model's own size"
+    steps = f", {plan.steps} steps" if plan.steps else ""
+    conclude(f"Would write {number}: {size}{steps} on {plan.provider}. {_seconds_text(plan.seconds)}")
+
+
+def _making_text(making: MakingPlan, provider: str) -> str:
+    from sdort.tables import size_text
+
+    if making.bytes is None or making.seconds is None:
+        return f"{making.name} would be downloaded first, and made ready for {provider}."
+    return (
+        f"{making.name} would be made ready for {provider} first, once: about {size_text(making.bytes)} in the cache, "
+        f"and about {max(10 * round(making.seconds / 10), 10)} s."
+    )
+
+
+def _seconds_text(seconds: float | None) -> str:
+    if seconds is None:
+        return "How long that takes is not known: nothing of this size was drawn with it on this machine yet."
+    return f"That takes about {seconds:.3g} s, by the last such run on this machine."

@@ -9,19 +9,28 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from datetime import datetime
 from pathlib import Path
 
-from sdort.errors import OutputError
+from sdort.errors import BadModelError, OutputError
 from sdort.machine.cache_folder import checked_folder, models_folder, schedules_folder, traces_folder
 from sdort.machine.verified_cache import is_entry
+from sdort.machine.version import __version__
 from sdort.ops.library import RECORD, libraries_folder, tuning_table
+from sdort.pipelines.kept_models import KEPT, read_kept
 from sdort.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
 from sdort.tuning.bundle import BundleError
 from sdort.tuning.store import Store, age
 
 _REMOVED = ".removed-"
 """Beginning of the name of a folder that is being removed; where that was killed, the next cleaning ends it."""
+
+_LEFT_OF_MODELS = (
+    rf"{re.escape(_REMOVED)}model-[0-9a-f]{{32}}|\.model-[0-9a-f]{{32}}\.(sdort-new-[0-9a-f]{{8}}|lock)"
+    r"|\.making-[0-9a-f]{16}"
+)
+"""The names of what killed processes leave beside models."""
 
 TRACES, SCHEDULES, CHECKED, MODELS, TUNING, OPS = "traces", "schedules", "checked", "models", "tuning", "ops"
 TEMPORARY = "temporary"
@@ -39,6 +48,11 @@ class CacheEntry:
         age_s: seconds since it was made.
         in_use: whether a running command holds it, so that it is not removed.
         outdated: whether an earlier sdort made it, in a form that this one does not read.
+        checkpoint: of ``models``: the name of the checkpoint that it was made of.
+        provider: of ``models``: the execution provider that it was made for, by name.
+        precision: of ``models``: ``fp32`` or ``fp16``.
+        made: of ``models``: the day on which it was made, as YYYY-MM-DD.
+        used_s: of ``models``: seconds since it was last used.
     """
 
     kind: str
@@ -48,6 +62,11 @@ class CacheEntry:
     age_s: int
     in_use: bool = False
     outdated: bool = False
+    checkpoint: str | None = None
+    provider: str | None = None
+    precision: str | None = None
+    made: str | None = None
+    used_s: int | None = None
 
 
 def traces() -> Iterator[CacheEntry]:
@@ -62,8 +81,8 @@ def traces() -> Iterator[CacheEntry]:
 
 
 def schedules() -> Iterator[CacheEntry]:
-    """Schedulers as numbers, and hashes of the sources that computed them."""
-    yield from _verified(SCHEDULES, schedules_folder(), r"\w+-[0-9a-f]{32}\.(schedule|sources)")
+    """Schedulers as numbers, hashes of the sources that computed them, and how long runs took."""
+    yield from _verified(SCHEDULES, schedules_folder(), r"\w+-[0-9a-f]{32}\.(schedule|sources|speed)")
 
 
 def checked() -> Iterator[CacheEntry]:
@@ -83,13 +102,41 @@ def _verified(kind: str, folder: Path, names: str) -> Iterator[CacheEntry]:
 def models() -> Iterator[CacheEntry]:
     """Checkpoints that were optimized on first use, a folder each, and what killed commands left of them.
 
-    A session has read its weights or maps them: a folder that goes stays on the disk until that is closed.
+    The process that uses one holds it (:func:`sdort.staging.held`).
     """
     for path in _children(models_folder()):
-        if re.fullmatch(rf"({re.escape(_REMOVED)})?model-[0-9a-f]{{32}}", path.name) and os.path.isdir(path):
-            yield _entry(MODELS, path)
-        elif re.fullmatch(r"\.model-[0-9a-f]{32}\.sdort-new-[0-9a-f]{8}|\.making-[0-9a-f]{16}", path.name):
+        if KEPT.fullmatch(path.name) and os.path.isdir(path):
+            yield _model(path)
+        elif re.fullmatch(_LEFT_OF_MODELS, path.name):
             yield _entry(MODELS, path, in_use=not is_abandoned(path))
+
+
+def _model(path: Path) -> CacheEntry:
+    entry = _entry(MODELS, path, in_use=not is_abandoned(path))
+    try:
+        kept = read_kept(path)
+    except BadModelError:
+        return replace(entry, outdated=True)
+    day = datetime.fromtimestamp(kept.made).strftime("%Y-%m-%d")
+    return replace(
+        entry,
+        outdated=kept.made_of.get("sdort") != __version__,
+        checkpoint=kept.name,
+        provider=kept.provider,
+        precision=kept.precision,
+        made=day,
+        used_s=max(0, round(time.time() - kept.used)),
+    )
+
+
+def remove_model(folder: Path) -> bool:
+    """Remove a model that was made on first use, unless a process holds it; whether it is gone.
+
+    Raises:
+        OutputError: it cannot be removed.
+    """
+    remove(_entry(MODELS, folder))
+    return not folder.exists()
 
 
 def tuning() -> Iterator[CacheEntry]:

@@ -53,7 +53,7 @@ def list_cache(kinds: Collection[str] = ()) -> CacheReport:
     Args:
         kinds: ``traces`` (of architectures, by :func:`sdort.export`), ``schedules`` (schedulers as numbers, by
             :func:`sdort.run`), ``checked`` (which files were compared with their ``sdort.json``), ``models``
-            (checkpoints that were optimized on first use), ``tuning`` (bundles of :func:`sdort.warm` and of tuning
+            (checkpoints that were made ready on first use), ``tuning`` (bundles of :func:`sdort.warm` and of tuning
             runs), ``ops`` (built operator libraries), ``temporary`` (left by killed commands); all if empty.
 
     Raises:

@@ -52,7 +52,7 @@ def original_of(path: Path, hint: str) -> Iterator[Path | None]:
     manifest = read_manifest(path) if path.is_dir() else {}
     optimized = manifest.get("optimized")
     source = optimized["from"] if optimized else manifest.get("source")
-    if source in DEMO_NAMES and not optimized:
+    if source in DEMO_NAMES:  # an optimized folder names a path, unless it was made on first use
         with temporary_folder("demo") as folder:
             demo = folder / source
             demo.mkdir()

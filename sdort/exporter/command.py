@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from sdort.console import detail, progress
+import onnx
+
+from sdort.console import detail, progress, say
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
 from sdort.errors.option_types import typed
 from sdort.exporter.adaptation import Adaptation, adapt
 from sdort.exporter.bind import bind
 from sdort.exporter.export_options import ExportOptions, ExportRequest, StaticSize, check_options
-from sdort.exporter.export_size import plan_space
+from sdort.exporter.export_size import plan_space, weight_elements
 from sdort.exporter.manifest import (
     ExportedComponent,
     ExportReport,
@@ -24,6 +28,7 @@ from sdort.exporter.manifest import (
     write_manifest,
 )
 from sdort.exporter.open_source import open_source
+from sdort.exporter.replacements import MadeWith
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size
 from sdort.exporter.source import Source, check_processors, component_config, entry_of, select_components
 from sdort.exporter.template import Template, fill, make_template, resized
@@ -32,9 +37,10 @@ from sdort.machine.disk import WritePlan
 from sdort.machine.optional_packages import TRACING, need_packages
 from sdort.model.component_names import CONTROLNET, DECODER, IMAGE_ENCODER
 from sdort.model.vae_levels import vae_factor
-from sdort.model.weights import Weight
+from sdort.model.weights import Reshaped, Unwritten, Weight
 from sdort.onnx_io.constant_weights import refuse_constant
-from sdort.onnx_io.save import write
+from sdort.onnx_io.save import data_file, write
+from sdort.onnx_io.serialize import Serialized
 from sdort.pipelines.configs import write_json
 from sdort.pipelines.folder_signature import Signer, make_signer
 from sdort.pipelines.own_files import why_foreign
@@ -44,6 +50,14 @@ from sdort.tables import size_text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+BoundWeights = Mapping[str, Weight]
+"""Initializer of a graph -> a checkpoint's weight."""
+_GRAPH = "model.onnx"
+_SAME_SIZE = 0.95
+"""Share of an export's bytes from which on a checkpoint is told as large as that."""
+TRACE_STEP = "tracing {} (once per architecture)"
+"""The longest step of an export, for a component's name."""
 
 
 @typed
@@ -155,28 +169,15 @@ def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, sign
         _opened(model, request) as source,
     ):
         components = _components(source, request, cache)
-        report = ExportReport(
-            out,
-            source.name,
-            str(source.index.get("_class_name")),
-            request.opset,
-            str(request.static) if request.static else None,
-        )
         adaptation = _adapted(source, components, request)
-        tensors, words = adaptation.tensors, adaptation.words
-        report.adapters, report.words = adaptation.adapters, list(words.words)
-        report.ip_adapters = list(source.ip_adapters)
-        components = [words.component(component) for component in components]
-        plan_space(components, tensors, out, request.opset, cache).raise_if_short()
+        components = [adaptation.words.component(component) for component in components]
+        plan_space(components, adaptation.tensors, out, request.opset, cache).raise_if_short()
+        _tell_growth(source.name, components, adaptation)
+        report = _report(out, source, adaptation, request)
         for component in components:
-            written = _export_component(component, adaptation, stage, request.opset, cache)
-            config = words.config(component.name, component_config(source, component.name, cache))
-            write_json(stage / component.name / "config.json", config)
-            report.components.append(written)
-        copy_processors(source, stage)
-        words.write(stage)
-        write_index(stage, source, components)
-        write_manifest(stage, report, source.origin, _named_path(model), request.made_with)
+            report.components.append(_export_component(component, adaptation, stage, request.opset, cache))
+        made_of = _MadeOf(source.origin, _named_path(model), request.made_with)
+        _write_rest(stage, source, components, adaptation, cache, report, made_of)
         if signer:
             signer.sign(stage, real(out).name)
     report.seconds = time.perf_counter() - start
@@ -186,6 +187,128 @@ def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, sign
 def _named_path(model: str) -> Path | None:
     """The path that a model was named by; None for the demo and a hub id."""
     return in_home(model) if model not in DEMO_NAMES and in_home(model).exists() else None
+
+
+@dataclass(frozen=True)
+class OpenExport:
+    """A checkpoint that is exported without a copy of its weights; :func:`open_export` makes it."""
+
+    model: str
+    """It, as the user named it."""
+    source: Source
+    components: list[ComponentSpec]
+    adaptation: Adaptation
+    request: ExportRequest
+    cache: TraceCache
+
+    @property
+    def tensors(self) -> dict[str, int]:
+        """Component -> the number of its weights."""
+        tensors = self.adaptation.tensors
+        return {component.name: len(tensors[FOLDERS[component.name]]) for component in self.components}
+
+    @property
+    def new(self) -> list[str]:
+        """The components whose architecture is traced first."""
+        cache, opset = self.cache, self.request.opset
+        return [component.name for component in self.components if not cache.has(component, opset)]
+
+    @property
+    def elements(self) -> int:
+        """The number of all weights' elements."""
+        tensors = self.adaptation.tensors
+        return sum(weight_elements(each.name, tensors[FOLDERS[each.name]]) for each in self.components)
+
+    def write(self, folder: Path) -> dict[str, BoundWeights]:
+        """Write what :func:`export` writes but for the files of weights.
+
+        Args:
+            folder: an empty one.
+
+        Returns:
+            Component -> initializer -> the weight that its file would have, for
+            :func:`sdort.onnx_io.load.load_model`. They can be read while the checkpoint is open.
+
+        Raises:
+            BadModelError: the weights and an architecture do not fit.
+        """
+        report = _report(folder, self.source, self.adaptation, self.request)
+        weights: dict[str, BoundWeights] = {}
+        for component in self.components:
+            graph = _bound_graph(component, self.adaptation, self.request.opset, self.cache)
+            report.components.append(_write_graph(graph, folder / component.name))
+            weights[component.name] = graph.unwritten(folder / component.name)
+        made_of = _MadeOf(self.source.origin, _named_path(self.model), self.request.made_with)
+        _write_rest(folder, self.source, self.components, self.adaptation, self.cache, report, made_of)
+        return weights
+
+
+@contextmanager
+def open_export(model: str | Path, **options: Unpack[ExportOptions]) -> Iterator[OpenExport]:
+    """A checkpoint, described and checked as far as its files' headers tell.
+
+    Args:
+        model: as for :func:`export`, and so are ``options``.
+
+    Raises:
+        SdortError: as :func:`export`.
+    """
+    request = check_options(options)
+    cache = TraceCache(request.cache_dir)
+    with _opened(str(model), request) as source:
+        components = _components(source, request, cache)
+        adaptation = _adapted(source, components, request)
+        components = [adaptation.words.component(component) for component in components]
+        yield OpenExport(str(model), source, components, adaptation, request, cache)
+
+
+def _tell_growth(name: str, components: list[ComponentSpec], adaptation: Adaptation) -> None:
+    """Say how large weights become that the checkpoint has in 16 bits: an export is in fp32."""
+    tensors = {FOLDERS[component.name]: adaptation.tensors[FOLDERS[component.name]] for component in components}
+    leaves = [leaf for part in tensors.values() for weight in part.values() for leaf in weight.leaves()]
+    stored = sum(leaf.nbytes for leaf in leaves)
+    written = 4 * sum(math.prod(leaf.shape) for leaf in leaves)
+    if stored < _SAME_SIZE * written:
+        say(
+            f"{name} has {size_text(stored)} of weights, and the export has them in fp32: {size_text(written)}. sdort "
+            "run takes the checkpoint itself, without such a copy"
+        )
+
+
+class _MadeOf(NamedTuple):
+    """What the manifest says of the checkpoint: what was read, its path where the user named it by that, and how."""
+
+    origin: Path
+    named: Path | None
+    made_with: MadeWith
+
+
+def _report(out: Path, source: Source, adaptation: Adaptation, request: ExportRequest) -> ExportReport:
+    pipeline, static = str(source.index.get("_class_name")), str(request.static) if request.static else None
+    report = ExportReport(out, source.name, pipeline, request.opset, static)
+    report.adapters, report.words = adaptation.adapters, list(adaptation.words.words)
+    report.ip_adapters = list(source.ip_adapters)
+    return report
+
+
+def _write_rest(
+    folder: Path,
+    source: Source,
+    components: list[ComponentSpec],
+    adaptation: Adaptation,
+    cache: TraceCache,
+    report: ExportReport,
+    made_of: _MadeOf,
+) -> None:
+    """Write everything but the graphs and their weights; the list of all files last."""
+    words = adaptation.words
+    for component in components:
+        config = words.config(component.name, component_config(source, component.name, cache))
+        write_json(folder / component.name / "config.json", config)
+    copy_processors(source, folder)
+    words.write(folder)
+    write_index(folder, source, components)
+    write_manifest(folder, report, *made_of)
 
 
 def _adapted(source: Source, components: list[ComponentSpec], request: ExportRequest) -> Adaptation:
@@ -204,12 +327,51 @@ def _read_tensors(
     }
 
 
-def _export_component(
-    component: ComponentSpec, adaptation: Adaptation, stage: Path, opset: int, cache: TraceCache
-) -> ExportedComponent:
+@dataclass(frozen=True)
+class _BoundGraph:
+    """A component's graph and the checkpoint's weights that it has."""
+
+    component: ComponentSpec
+    template: Template
+    content: Serialized
+    weights: list[Weight]
+    """Its parameters."""
+    traced: bool
+    start: float
+    """When the work for it began."""
+
+    def unwritten(self, folder: Path) -> BoundWeights:
+        """Initializer -> what it would have in the file of data in ``folder``."""
+        path, blobs = data_file(folder / _GRAPH), {str(blob.offset): blob for blob in self.content.blobs}
+        found = {}
+        for tensor in onnx.ModelProto.FromString(self.content.proto).graph.initializer:
+            for entry in tensor.external_data:
+                if entry.key == "offset":  # of several initializers one, where they have the same bytes
+                    blob = blobs[entry.value]
+                    found[tensor.name] = Unwritten(path, blob.offset, Reshaped(blob.weight, tensor.dims))
+        return found
+
+    def exported(self, size: int, hashes: Mapping[Path, str]) -> ExportedComponent:
+        seconds = time.perf_counter() - self.start
+        how = "traced" if self.traced else "known architecture"
+        detail(f"{self.component.name}: {size_text(size)}, {how}, {seconds:.1f} s")
+        return ExportedComponent(
+            self.component.name,
+            self.component.class_name,
+            sum(weight.nbytes // weight.dtype.itemsize for weight in self.weights),
+            len(self.template.proto.graph.node),
+            size,
+            self.traced,
+            seconds,
+            self.component.inputs,
+            self.component.outputs,
+            {file.name: digest for file, digest in hashes.items()},
+        )
+
+
+def _bound_graph(component: ComponentSpec, adaptation: Adaptation, opset: int, cache: TraceCache) -> _BoundGraph:
     start = time.perf_counter()
     tensors = adaptation.tensors[FOLDERS[component.name]]
-    path = stage / component.name / "model.onnx"
     template = cache.load(component, opset)
     traced = template is None
     if template is None:
@@ -220,31 +382,31 @@ def _export_component(
         template = resized(template, parameters)
     weights = bind(tensors, template.parameters, component.name)
     refuse_constant((leaf for weight in weights.values() for leaf in weight.leaves()), component.name)
-    content = fill(template, weights)
-    path.parent.mkdir()
     used = [weights[name] for name in template.used]
-    with progress(f"writing {component.name}", sum(weight.nbytes for weight in used)) as advance:
-        written = write(content, path, component.name, advance=advance, checksum=True)
-    seconds = time.perf_counter() - start
-    how = "traced" if traced else "known architecture"
-    detail(f"{component.name}: {size_text(written.bytes)}, {how}, {seconds:.1f} s")
-    return ExportedComponent(
-        component.name,
-        component.class_name,
-        sum(weight.nbytes // weight.dtype.itemsize for weight in used),
-        len(template.proto.graph.node),
-        written.bytes,
-        traced,
-        seconds,
-        component.inputs,
-        component.outputs,
-        {file.name: digest for file, digest in written.hashes.items()},
-    )
+    return _BoundGraph(component, template, fill(template, weights), used, traced, start)
+
+
+def _export_component(
+    component: ComponentSpec, adaptation: Adaptation, stage: Path, opset: int, cache: TraceCache
+) -> ExportedComponent:
+    graph = _bound_graph(component, adaptation, opset, cache)
+    path = stage / component.name / _GRAPH
+    path.parent.mkdir()
+    with progress(f"writing {component.name}", sum(weight.nbytes for weight in graph.weights)) as advance:
+        written = write(graph.content, path, component.name, advance=advance, checksum=True)
+    return graph.exported(written.bytes, written.hashes)
+
+
+def _write_graph(graph: _BoundGraph, folder: Path) -> ExportedComponent:
+    """Write a component without its weights."""
+    folder.mkdir()
+    (folder / _GRAPH).write_bytes(graph.content.proto)
+    return graph.exported(len(graph.content.proto) + graph.content.data_bytes, {})
 
 
 def _trace(component: ComponentSpec, adaptation: Adaptation, opset: int) -> Template:
     need_packages(*TRACING, what=f"tracing {component.name}")
-    with progress(f"tracing {component.name} (once per architecture)"):
+    with progress(TRACE_STEP.format(component.name)):
         from sdort.exporter import torch_modules as architecture
         from sdort.exporter.trace import trace
 

@@ -38,7 +38,7 @@ def plan_space(
         PlannedWrite(
             component.name,
             out,
-            4 * _elements(component.name, tensors[FOLDERS[component.name]]) + GRAPH,
+            4 * weight_elements(component.name, tensors[FOLDERS[component.name]]) + GRAPH,
             "known architecture" if known[component.name] else "is traced first",
         )
         for component in components
@@ -49,6 +49,11 @@ def plan_space(
     return plan_writes(writes, peak_memory=_TRACED if new else _KNOWN)
 
 
-def _elements(component: str, tensors: Mapping[str, Weight]) -> int:
+def weight_elements(component: str, tensors: Mapping[str, Weight]) -> int:
+    """The number of elements of the weights that a component's graph uses.
+
+    Args:
+        tensors: those of its folder.
+    """
     prefixes = _HALVES.get(component, "")
     return sum(math.prod(tensor.shape) for name, tensor in tensors.items() if name.startswith(prefixes))

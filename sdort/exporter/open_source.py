@@ -71,7 +71,7 @@ def _open(
         return vae_source(path, folder) if holds_vae(path) else read_source(path, path.resolve().name)
     if path.exists():
         raise no_diffusers_pipeline(path)
-    return read_source(_download(model, variant, allow_pickle, local=not downloads), model)
+    return read_source(download_pipeline(model, variant, allow_pickle, local=not downloads), model)
 
 
 def _open_file(path: Path, folder: Path, replaced: Replacements, allow_pickle: bool) -> Source:
@@ -107,8 +107,17 @@ def _refuse_file_options(model: str, replaced: Replacements) -> None:
         raise UsageError(f"{option} is for single files with a UNet, which {model} is not")
 
 
-def _download(model: str, variant: str | None, allow_pickle: bool, *, local: bool) -> Path:
-    """diffusers' own download, or its copy of an earlier one; in a process of its own, which Ctrl-C ends at once."""
+def download_pipeline(
+    model: str, variant: str | None = None, allow_pickle: bool = False, *, local: bool = False
+) -> Path:
+    """diffusers' own download, or its copy of an earlier one; in a process of its own, which Ctrl-C ends at once.
+
+    Args:
+        local: take the copy alone.
+
+    Raises:
+        SdortError: it cannot be downloaded.
+    """
     task = {"model": model, "variant": variant, "allow_pickle": allow_pickle, "local": local}
     with progress(f"downloading {model}"):
         try:

@@ -120,6 +120,14 @@ def read_source(folder: Path, name: str) -> Source:
     return Source(name, folder, index)
 
 
+def holds_lone_control(folder: Path) -> bool:
+    """Whether a folder is that of a ControlNet or T2I-Adapter as diffusers saves it, with weights."""
+    path = folder / "config.json"
+    if not path.is_file() or not any(folder.glob("*.safetensors")):
+        return False
+    return read_config(path, "the config", DOWNLOAD_AGAIN).get("_class_name") in LONE
+
+
 def _read_lone(folder: Path, name: str) -> Source:
     """A ControlNet or T2I-Adapter, by the class that its config names."""
     path = folder / "config.json"

@@ -1,19 +1,18 @@
-"""Text to image: :func:`sdort.load` and its :class:`Pipeline`, and :func:`sdort.run`, which ``sdort run`` calls."""
+"""Text to image of a folder of ONNX models: :class:`Pipeline`, which :func:`sdort.load` makes, and planned runs."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from sdort.console import progress, say
 from sdort.errors import ParityError, UsageError
-from sdort.errors.option_types import typed
 from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.canvas import make_canvas
 from sdort.generation.control_plan import plan_controls
@@ -31,16 +30,16 @@ from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts
 from sdort.generation.result import Generation, Image, PeakMemory, joined
 from sdort.generation.running_controls import record_control
+from sdort.generation.speeds import keep_speed, known_seconds
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
 from sdort.generation.turns import Turns, refuse_cancelled
-from sdort.generation.typed_options import GenerationOptions, LoadOptions, RunOptions, runtime_options
+from sdort.generation.typed_options import GenerationOptions
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.pipelines.scheduler_names import find_scheduler
-from sdort.providers import AUTO
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
@@ -223,7 +222,8 @@ class Pipeline:
                 "ip_adapter_image": [record_ip_adapter_image(image) for image in request.ip_adapter_image],
             },
             scheduler_name=request.scheduler,
-            model=models.folder.path.resolve().name,
+            model=models.folder.checkpoint,
+            checkpoint_sha256=models.folder.checkpoint_sha256,
             model_hash=models.folder.model_hash,
             refiner_hash=models.refined_by.model_hash if request.refiner and models.refined_by else None,
             provider=self.provider,
@@ -240,72 +240,8 @@ class Pipeline:
         )
 
 
-@typed
-def load(
-    pipeline: str | Path,
-    *,
-    provider: str = AUTO,
-    tuning: bool = False,
-    graph: bool = False,
-    fallback: bool | None = None,
-    device_id: int = 0,
-    provider_options: Mapping[str, str] | None = None,
-    split: bool = True,
-    custom_ops: str = "auto",
-    adapters: bool = False,
-    check: bool = True,
-) -> Pipeline:
-    """Load a text-to-image pipeline of ONNX models.
-
-    A stage that gives NaN or nothing is done again in fp32, as in ``sdort run``.
-
-    Args:
-        pipeline: a folder from :func:`sdort.export` or :func:`sdort.optimize`, from optimum, or from diffusers'
-            conversion script.
-        provider: the execution provider: ``rocm``, ``migraphx``, ``cuda``, ``cpu``, or ``auto``, the best that loads.
-        tuning: search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.
-        graph: record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda).
-        fallback: whether the CPU may stand in for a named provider that does not load, or that refuses a component:
-            None raises, and leaves to the CPU only nodes that the provider has no kernel for; True warns and goes on;
-            False raises for any node on the CPU that is not shape arithmetic. ``auto`` goes on in any case but False.
-        device_id: the number of the GPU.
-        provider_options: options of the execution provider, by ONNX Runtime's names for them.
-        split: compute what prompts and timesteps alone decide before the steps; without it, in every step.
-        custom_ops: sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path.
-        adapters: open the models so that adapters can change their weights; without it, the first adapter makes them
-            load again.
-        check: compare the files with what sdort wrote, where its ``sdort.json`` lists them.
-
-    Returns:
-        The pipeline; :meth:`Pipeline.generate` makes images.
-
-    Raises:
-        BadModelError: the folder is no text-to-image pipeline, a component does not load, or a file is not what sdort
-            wrote.
-        ProviderError: the provider does not load and ``fallback`` is not True, or it cannot run a component.
-        UsageError: there is no such provider or option of it.
-
-    Example:
-        >>> pipeline = sdort.load("fast", provider="cpu")
-        >>> pipeline.generate("a red star on navy", steps=20, seed=7).save("star.png")
-        [PosixPath('star.png')]
-    """
-    options: LoadOptions = {
-        "provider": provider,
-        "tuning": tuning,
-        "graph": graph,
-        "fallback": fallback,
-        "device_id": device_id,
-        "provider_options": provider_options,
-        "split": split,
-        "custom_ops": custom_ops,
-        "adapters": adapters,
-        "check": check,
-    }
-    return _load(Path(pipeline), runtime_options(options))
-
-
-def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
+def load_folder(folder: Path, options: RuntimeOptions) -> Pipeline:
+    """Load the pipeline in a folder of ONNX models, as :func:`sdort.load` does."""
     announce(options)
     device = DeviceGrowth(choose_provider(options)[0], options.device_id)
     started = time.perf_counter()
@@ -315,51 +251,58 @@ def _load(folder: Path, options: RuntimeOptions) -> Pipeline:
     return Pipeline(models, options, seconds, device)
 
 
-@typed
-def run(
-    pipeline: str | Path, prompt: str | Sequence[str] = (), *, placement: bool = False, **options: Unpack[RunOptions]
-) -> Generation:
-    """Load a pipeline, generate images and write them to files: :func:`load` and :meth:`Pipeline.generate` in one.
+@dataclass(frozen=True)
+class PlannedRun:
+    """Jobs that a pipeline can do, which is not loaded yet; :func:`prepare_run` makes it."""
 
-    What can be refused is refused before anything is loaded.
+    jobs: list[Job]
+    paths: list[Path]
+    """The files of all images, in their order."""
+    folder: PipelineFolder
+    provider: Provider
+    runtime: RuntimeOptions
+
+    @property
+    def seconds(self) -> float | None:
+        """What it will take, by the last runs of its kind on this machine; None where there was none."""
+        device = device_name(self.provider, self.runtime.device_id)
+        return known_seconds(self.folder, self.jobs, self.provider.name, device)
+
+    def execute(self, *, placement: bool = False) -> Generation:
+        """Load the pipeline, generate the images and write them.
+
+        Args:
+            placement: also open each component anew, and measure which operators run on which execution provider.
+        """
+        adaptable = self.runtime.adapters or any(job.requests[0].lora for job in self.jobs)
+        steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in self.jobs)
+        options = replace(self.runtime, adapters=adaptable, control_inputs=steered)
+        loaded = load_folder(self.folder.path, options)
+        result = loaded._run_jobs(self.jobs, self.paths)
+        keep_speed(self.folder, self.jobs, result)
+        return _with_placement(result, loaded._models, self.jobs[0].requests, self.runtime) if placement else result
+
+
+def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: RuntimeOptions) -> PlannedRun:
+    """Jobs with a pipeline's folder: refused before anything is loaded where it cannot do them.
 
     Args:
-        pipeline: as for :func:`load`.
-        prompt: as for :meth:`Pipeline.generate`.
-        placement: also open each component anew, and measure which operators run on which execution provider.
-        options: those of :func:`load` and :class:`GenerationOptions`; ``output`` is by default ``sdort-SEED.png`` in
-            the current folder.
-
-    Returns:
-        The images, their files, and the record of the generation.
+        paths: the files of all images.
 
     Raises:
-        SdortError: as :func:`load` and :meth:`Pipeline.generate`.
-
-    Example:
-        >>> sdort.run("fast", "a red star on navy", provider="cpu", steps=20, output="star.png").images[0].path
-        PosixPath('star.png')
+        SdortError: as :meth:`Pipeline.generate`; or there is no pipeline, or its provider does not load.
     """
-    loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
-    generating = {name: value for name, value in options.items() if name not in loading}
-    runtime = runtime_options(cast("LoadOptions", loading))
-    jobs = plan_jobs(prompt, cast("GenerationOptions", generating))
-    paths = plan_paths(jobs)
     # A GPU's libraries are read while the models are checked.
-    with ThreadPoolExecutor(1, "sdort-probe") as pool, checked(Path(pipeline), runtime.check):
+    with ThreadPoolExecutor(1, "sdort-probe") as pool, checked(pipeline, runtime.check):
         chosen = pool.submit(choose_provider, runtime)
-        folder = open_folder(Path(pipeline))
+        folder = open_folder(pipeline)
         jobs = [job.for_pipeline(folder) for job in jobs]
         provider = chosen.result()[0]
         for job in jobs:
             with job.named():
                 check_job(folder, job.requests[0], paths)
                 refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
-    adaptable = runtime.adapters or any(job.requests[0].lora for job in jobs)
-    steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in jobs)
-    loaded = _load(Path(pipeline), replace(runtime, adapters=adaptable, control_inputs=steered))
-    result = loaded._run_jobs(jobs, paths)
-    return _with_placement(result, loaded._models, jobs[0].requests, runtime) if placement else result
+    return PlannedRun(jobs, paths, folder, provider, runtime)
 
 
 def check_job(folder: PipelineFolder, request: Request, paths: Sequence[Path] | None) -> None:

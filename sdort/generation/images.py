@@ -75,7 +75,8 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         "Seed": seed,
         "Size": f"{record.width}x{record.height}",
         **task_parameters(record),
-        "Model hash": record.model_hash,
+        # A1111's, which model sites find: the first ten digits of the file's SHA-256.
+        "Model hash": record.checkpoint_sha256[:10] if record.checkpoint_sha256 else record.model_hash,
         "Model": record.model,
         "Clip skip": None if record.clip_skip == 1 else record.clip_skip,
         "Eta": record.eta,

@@ -164,7 +164,9 @@ class GenerationRecord:
     ip_adapter_image: list[IpAdapterRecord]
     """The images of IP-Adapters, in the order of these."""
     model: str
-    """The name of the pipeline's folder."""
+    """The name of the checkpoint that the pipeline was made of; its folder's where nothing tells."""
+    checkpoint_sha256: str | None
+    """The SHA-256 of the single file that the pipeline was made of on first use; None for others."""
     model_hash: str
     """Hash of the pipeline's files."""
     provider: str

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -67,6 +68,23 @@ class Weight(LazyValues):  # type: ignore[misc]
 
 class Stored(StoredValues, Weight):
     """Values in a file (ONNX external data or safetensors)."""
+
+
+class Unwritten(Weight):
+    """Values that a region of a file would have, if that was written: computed from ``weight`` instead.
+
+    A leaf as :class:`Stored` is, of the same place, so that whatever is made of it is what is made of the written file.
+    """
+
+    def __init__(self, path: Path, offset: int, weight: Weight) -> None:
+        super().__init__(weight.shape, weight.dtype)
+        self.path, self.offset, self.weight = path, offset, weight
+
+    def load(self) -> Array:
+        return self.weight.load()
+
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        return self.weight.pieces(row)
 
 
 class Inline(Weight):

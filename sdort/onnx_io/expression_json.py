@@ -20,6 +20,7 @@ from sdort.model.weights import (
     Scaled,
     Stored,
     Transposed,
+    Unwritten,
     Weight,
 )
 from sdort.onnx_io.check_tensors import ITEMSIZE
@@ -142,7 +143,7 @@ def _origin(weight: Weight, known: Mapping[Region, Expression]) -> Expression | 
     def leaf(part: Weight) -> Expression:
         if isinstance(part, Absent):
             return {"parameter": part.name, "shape": list(part.shape)}
-        if isinstance(part, Stored) and region_of(part) in known:
+        if isinstance(part, (Stored, Unwritten)) and region_of(part) in known:
             return known[region_of(part)]
         raise TypeError(f"{part} is no parameter")
 

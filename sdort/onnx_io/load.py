@@ -7,7 +7,7 @@ An ONNX file is untrusted: :func:`load_model` runs every check of :mod:`sdort.on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +19,7 @@ from onnx_graphsurgeon.logger import G_LOGGER
 from sdort.errors import BadModelError
 from sdort.model.model import Model
 from sdort.model.signature import Array
-from sdort.model.weights import SMALL_BYTES, Inline, Stored, Weight
+from sdort.model.weights import SMALL_BYTES, Inline, Stored, Unwritten, Weight
 from sdort.onnx_io.branches import inline_branches
 from sdort.onnx_io.check_inference import check_inference
 from sdort.onnx_io.check_model import check_model
@@ -36,19 +36,21 @@ from sdort.onnx_io.weight_origins import ORIGINS_KEY, read_origins, region_of
 Resolve = Callable[[TensorProto], "Weight | None"]
 
 
-def load_model(path: Path, component: str | None = None) -> Model:
+def load_model(path: Path, component: str | None = None, weights: Mapping[str, Weight] | None = None) -> Model:
     """Read an ONNX file.
 
     Args:
         path: the ``.onnx`` file; its external data lies in the same directory.
         component: the pipeline component it is, for messages; guessed if not given.
+        weights: initializer -> weight, of those whose data was not written.
 
     Raises:
         BadModelError: the file is no ONNX model, is broken, unsafe, or has parts that sdort does not support.
     """
     file = read_component(path, component)
     name = component or recognise(file.proto, file.path) or file.component
-    return from_proto(copied(file.proto), None, name, file.path)
+    resolve = (lambda tensor: weights.get(tensor.name)) if weights else None
+    return from_proto(copied(file.proto), resolve, name, file.path)
 
 
 def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, path: Path | None = None) -> Model:
@@ -91,7 +93,7 @@ def from_proto(proto: onnx.ModelProto, resolve: Resolve | None, component: str, 
     origins = {
         region_of(value): recorded[name]
         for name, value in values.items()
-        if isinstance(value, Stored) and name in recorded
+        if isinstance(value, (Stored, Unwritten)) and name in recorded
     }
     return Model(graph, component, path, metadata, origins)
 
@@ -136,7 +138,7 @@ class _Reader:
 
     def read_small(self, value: Array | Weight) -> Array | Weight:
         """Small stored values as an array, all else as it is."""
-        if isinstance(value, (Stored, Inline)) and value.nbytes <= SMALL_BYTES:
+        if isinstance(value, (Stored, Unwritten, Inline)) and value.nbytes <= SMALL_BYTES:
             return value.load()
         return value
 

@@ -8,10 +8,13 @@ loses it. :mod:`sdort.onnx_io.expression_json` writes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdort.machine.json_text import parse_json
 from sdort.model.stored_values import StoredValues
+
+if TYPE_CHECKING:
+    from sdort.model.weights import Unwritten
 
 ORIGINS_KEY = "sdort.weights"
 """In the model's ``metadata_props``. Some 200 bytes a weight: 60 KB for a UNet of Stable Diffusion 1.5."""
@@ -23,7 +26,7 @@ Region = tuple[str, int, tuple[int, ...], str]
 """Stored values: their file, offset in bytes, shape and dtype."""
 
 
-def region_of(values: StoredValues) -> Region:
+def region_of(values: StoredValues | Unwritten) -> Region:
     """The region of a file in which values lie, and how they are read."""
     return str(values.path), values.offset, values.shape, values.dtype.name
 

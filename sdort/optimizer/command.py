@@ -11,24 +11,24 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from sdort.console import detail, progress, to_json, warn
+from sdort.console import detail, progress, to_json
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
 from sdort.errors.option_types import typed
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.machine.disk import WritePlan
-from sdort.model.domains import MICROSOFT, OWN_DOMAIN
+from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import Survey, survey
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
-from sdort.ops.library import why_no_kernels
 from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
 from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
+from sdort.optimizer.own_operators import own_operators
 from sdort.optimizer.provider_choice import provider_here
 from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.result_size import plan_space
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from sdort.model.model import Model
     from sdort.precision.fp32_selection import Fp32Selector
 
+FUSING, WRITING = "{}: fusing", "{}: writing"
+"""The steps of an optimization, for a component's name."""
 GROUP_NORMS = (f"{MICROSOFT}.GroupNorm", f"{MICROSOFT}.SkipGroupNorm")
 
 
@@ -140,11 +142,15 @@ def optimize(
         check=check,
         report=Path(report) if report else None,
     )
+    return optimize_request(request, make_signer(sign, certificate))
+
+
+def optimize_request(request: OptimizeRequest, signer: Signer | None = None) -> OptimizeReport:
+    """:func:`optimize` of parameters that are together."""
     _check_request(request)
     _check_report(request)
-    signer = make_signer(sign, certificate)
     result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16, request.precision)
-    result.sdort_ops, result.sdort_ops_reason = _own_operators(request)
+    result.sdort_ops, result.sdort_ops_reason = own_operators(request.provider, request.sdort_ops)
     request = replace(request, sdort_ops=result.sdort_ops)
     try:
         with checked(request.source, request.check) as content:
@@ -206,18 +212,6 @@ def plan_optimize(
     chosen = select_models(request, _survey(request))
     check_output(request.out, request.overwrite, [request.source, *chosen.values()], why_foreign=why_foreign)
     return plan_space(request, chosen)
-
-
-def _own_operators(request: OptimizeRequest) -> tuple[bool, str]:
-    """Whether sdort's own operators are used, and why."""
-    if not any(name.startswith(f"{OWN_DOMAIN}.") for name in load_target(request.provider).conditions):
-        if request.sdort_ops:
-            warn(f"--sdort-ops changes nothing: none of sdort's own operators is for {request.provider}")
-        return False, f"{request.provider} has none"
-    if request.sdort_ops is not None:
-        return request.sdort_ops, "as asked"
-    reason = why_no_kernels(request.provider)
-    return reason is None, reason or f"the library here has kernels for {request.provider}"
 
 
 def _check_request(request: OptimizeRequest) -> None:
@@ -347,11 +341,11 @@ def _optimize_component(
         The hashes of the files that were written.
     """
     start = time.perf_counter()
-    model = load_model(path, name)
+    model = load_model(path, name, request.weights.get(name))
     done = report.components[name] = ComponentReport(name)
     done.bytes_before = max(sum(read_component(path, name).weight_bytes.values()), path.stat().st_size)
     done.seconds["load"] = round(time.perf_counter() - start, 4)
-    with progress(f"{name}: fusing"):
+    with progress(FUSING.format(name)):
         optimize_model(model, _options(request, path, selector), done)
     report.misses.extend(f"{name}: {miss}" for miss in done.misses)
     if known and not request.disable:
@@ -388,7 +382,7 @@ def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentRe
     path.parent.mkdir(parents=True, exist_ok=True)
     if request.bf16:
         model.metadata[PRECISION_KEY] = BF16
-    with progress(f"{model.component}: writing", total=float(_weight_bytes(model))) as advance:
+    with progress(WRITING.format(model.component), total=float(_weight_bytes(model))) as advance:
         written = save_model(model, path, advance=advance, checksum=True)
     if written.overflowed:
         raise ParityError(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from sdort.model.weights import Weight
 from sdort.onnx_io.precision_mark import BF16
 
 
@@ -39,6 +41,10 @@ class OptimizeRequest:
     check: bool = True
     """Compare the source's files with what sdort wrote."""
     report: Path | None = None
+    weights: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
+    """Component -> initializer -> its weight, where the source's files of data were not written."""
+    original: Mapping[str, Any] | None = None
+    """What ``sdort.json`` says of the original; None: the source, which stays where it is."""
 
     @property
     def precision(self) -> str:

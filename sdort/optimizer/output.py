@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from sdort.console import say
 from sdort.machine.input_file import read_input
@@ -65,6 +66,10 @@ def copy_configs(request: OptimizeRequest, stage: Path) -> None:
         say(f"not copied, as only configs and tokenizers are: {', '.join(left[:MOST_FILES])}{more}")
 
 
+def _origin(source: Path) -> dict[str, Any]:
+    return {"from": str(source.resolve()), ORIGIN: origin_mark(source) if source.is_dir() else None}
+
+
 def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Path, hashes: Mapping[Path, str]) -> None:
     """Write ``sdort.json``, the last file: the source's history, what was made of it, and the list of OUT's files.
 
@@ -77,8 +82,7 @@ def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Pat
     components = {name: {"operators": c.operators, "bytes": c.bytes} for name, c in report.components.items()}
     optimized = {
         "sdort": __version__,
-        "from": str(request.source.resolve()),
-        ORIGIN: origin_mark(request.source) if request.source.is_dir() else None,
+        **(_origin(request.source) if request.original is None else request.original),
         "provider": request.provider,
         "fp16": request.fp16,
         "precision": request.precision,

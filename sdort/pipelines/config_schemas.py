@@ -411,6 +411,8 @@ MANIFEST_SCHEMA = record(
                 "provider": _NAME,
                 "precision": _NAME,
                 "fp16": ANYTHING,
+                "checkpoint": _NAME_OR_NULL,
+                "sha256": _NAME_OR_NULL,
             },
             ("from",),
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -13,6 +14,7 @@ import numpy.typing as npt
 
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import HEIGHT, WIDTH
+from sdort.errors.plain_text import one_line
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.model.signature import static_size
 from sdort.model.vae_levels import decoder_widths, vae_factor
@@ -23,6 +25,9 @@ from sdort.pipelines.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rul
 from sdort.pipelines.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
 from sdort.pipelines.families import Family, family_of
 from sdort.pipelines.wrong_input import expect_onnx
+
+_LONGEST_NAME = 200
+"""Characters of a checkpoint's name; file systems allow 255 bytes."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +103,21 @@ class PipelineFolder:
     def manifest(self) -> dict[str, Any]:
         """``sdort.json``, empty when the pipeline comes from elsewhere."""
         return read_manifest(self.path)
+
+    @property
+    def checkpoint(self) -> str:
+        """The name of the checkpoint that it was made of; its folder's where nothing tells."""
+        made = (self.manifest.get("optimized") or {}).get("checkpoint")
+        source = str(made or self.manifest.get("source") or "")
+        # A hub id has a slash, and a folder's name may have a dot.
+        name = source.removesuffix(".safetensors").strip()
+        return one_line(name)[:_LONGEST_NAME] or self.path.resolve().name
+
+    @property
+    def checkpoint_sha256(self) -> str | None:
+        """The SHA-256 of the single file that it was made of, by which model sites know it; None if it is unknown."""
+        digest = (self.manifest.get("optimized") or {}).get("sha256")
+        return digest if digest and re.fullmatch("[0-9a-f]{64}", digest) else None
 
     @cached_property
     def vae(self) -> dict[str, Any]:

@@ -145,6 +145,11 @@ class Provider:
         return bool(self.vendor)
 
     @property
+    def usual_precision(self) -> str:
+        """``fp16`` on a GPU. A CPU computes fp16 in fp32, and takes longer for it."""
+        return "fp16" if self.on_gpu else "fp32"
+
+    @property
     def numbered(self) -> bool:
         """Whether it takes the id of one of several devices."""
         return any("device_id" in options for options in self.releases.values())

@@ -11,6 +11,7 @@ from sdort.engines.default_prompts import default_prompts
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import parse_size
 from sdort.errors.option_types import typed
+from sdort.first_use.find_pipeline import pipeline_folder
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.staging import check_output_file, write_atomically
@@ -57,7 +58,7 @@ def verify(
     images of the whole pipeline.
 
     Args:
-        candidate: a folder of ONNX components, or one ``.onnx`` file.
+        candidate: a folder of ONNX components, one ``.onnx`` file, or a checkpoint as for :func:`sdort.load`.
         against: the un-optimized ONNX pipeline or file, or a checkpoint as ``checkpoint``; by default as the manifest
             says.
         checkpoint: what torch runs in fp32, a diffusers folder or a single file; by default as the manifest says.
@@ -112,6 +113,7 @@ def verify(
         control_inputs=True,
         check=check,
     )
+    candidate = pipeline_folder(candidate, runtime)
     options = VerifyOptions(
         runtime=runtime,
         against=Path(against) if against else None,

@@ -17,6 +17,7 @@ from typing import Any
 from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.errors.option_types import typed
+from sdort.first_use.find_pipeline import pipeline_folder, ready_folder
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import ENCODER
 from sdort.pipelines.content_check import checked
@@ -64,7 +65,7 @@ def warm(
     goes on where it stopped.
 
     Args:
-        pipeline: a folder of ONNX components, or one ``.onnx`` file.
+        pipeline: a folder of ONNX components, one ``.onnx`` file, or a checkpoint as for :func:`sdort.load`.
         sizes: heights and widths of images in pixels; the model's own if empty.
         batch_sizes: how many images are generated at once.
         components: names of components; all that generations run if empty, the VAE's encoder among them.
@@ -108,7 +109,7 @@ def warm(
         vae_tiling,
         vae_slicing,
     )
-    return _warm(Path(pipeline), options)
+    return _warm(pipeline_folder(pipeline, options.runtime), options)
 
 
 @typed
@@ -168,7 +169,7 @@ def plan_warm(
         vae_tiling,
         vae_slicing,
     )
-    return plan_space(*_planned(Path(pipeline), options))
+    return plan_space(*_planned(ready_folder(pipeline, options.runtime), options))
 
 
 def _warm(path: Path, options: WarmupOptions) -> Warmup:

@@ -24,7 +24,7 @@ RECORDED = 77
 ARGUMENTS = {
     "export": ["model", "out"], "optimize": ["model", "out"], "run": ["model", "--prompt", "a cat"],
     "verify": ["model"], "bench": ["model"], "inspect": ["model"], "warm": ["model"], "integrate comfyui": ["place"],
-    "tuning export": ["file"], "tuning import": ["taken"], "ops tune": ["model"],
+    "tuning export": ["file"], "tuning import": ["taken"], "ops tune": ["model"], "add": ["model"],
 }  # fmt: skip
 """Command -> what it cannot do without."""
 
@@ -33,9 +33,10 @@ FUNCTIONS = {
     "inspect": "inspect", "integrate comfyui": "write_comfyui_nodes", "tuning list": "list_tuning",
     "tuning export": "export_tuning", "tuning import": "import_tuning", "tuning verify": "verify_tuning",
     "tuning prune": "prune_tuning", "cache list": "list_cache", "cache clean": "clean_cache", "ops build": "build_ops",
-    "ops tune": "tune_ops", "doctor": "diagnose", "fusions": "list_fusions",
+    "ops tune": "tune_ops", "doctor": "diagnose", "fusions": "list_fusions", "add": "add_model",
+    "cache limit": "cache_limit",
 }  # fmt: skip
-PLANS = {"export": "plan_export", "optimize": "plan_optimize", "warm": "plan_warm"}
+PLANS = {"export": "plan_export", "optimize": "plan_optimize", "run": "plan_run", "warm": "plan_warm"}
 """What ``--dry-run`` calls."""
 
 WORDS: dict[str, tuple[list[str], Any]] = {
@@ -52,6 +53,8 @@ WORDS: dict[str, tuple[list[str], Any]] = {
     "names": (["attention"], ("attention",)),
     "kinds": (["traces", "ops"], ("traces", "ops")),
     "image_encoder": (["--image-encoder", "taken"], ...),
+    "limit": (["20kB"], 20_000),
+    "name": (["word"], "word"),
 }
 """Option -> words of the command line, and what arrives; ``...`` where that is of a kind of its own."""
 

@@ -41,7 +41,11 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 CALLS: dict[str, tuple[str, ...]] = {
     "export": ("export", "plan_export"),
     "optimize": ("optimize", "plan_optimize"),
-    "run": ("run",),
+    "run": ("run", "plan_run"),
+    "add": ("add_model",),
+    "list": ("list_models",),
+    "remove": ("remove_model",),
+    "cache limit": ("cache_limit",),
     "verify": ("verify",),
     "bench": ("bench",),
     "inspect": ("inspect", "compare", "placement"),
@@ -71,6 +75,7 @@ NO_PARAMETER = {
     ("export", "dry_run"): "sdort.plan_export",
     ("optimize", "dry_run"): "sdort.plan_optimize",
     ("warm", "dry_run"): "sdort.plan_warm",
+    ("run", "dry_run"): "sdort.plan_run",
     ("verify", "signature"): "sdort.verify_signature",
     ("inspect", "paths"): "path; before and after",
     ("inspect", "diff"): "sdort.compare",
@@ -88,6 +93,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "export": (ExportOptions,),
     "plan_export": (ExportOptions,),
     "run": (GenerationOptions, LoadOptions),
+    "plan_run": (GenerationOptions, LoadOptions),
     "generate": (GenerationOptions,),
 }
 """Function with ``**options`` -> the dictionaries that list them."""
@@ -223,7 +229,7 @@ def test_every_option_of_a_generation_is_documented() -> None:
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_a_function_refuses_values_of_other_types(name: str) -> None:
     """Before it reads or writes anything: text is no switch, and no list of names."""
-    needed = {"run": {"prompt": "a"}}.get(name, {})
+    needed = {"run": {"prompt": "a"}, "plan_run": {"prompt": "a"}}.get(name, {})
     for parameter in inspect.signature(function(name)).parameters.values():
         if parameter.default is parameter.empty and parameter.kind != parameter.VAR_KEYWORD:
             needed[parameter.name] = "nothing"

@@ -193,14 +193,17 @@ CHECKED = (
     "integrate comfyui {comfyui}",
     "cache",
     "cache list",
+    "add {fast} quick",
+    "list",
+    "remove quick",
     "optimize {model} {out} --provider cpu --component text_encoder --explain",
     "run {fast} --provider cpu --prompt x --steps 1 --output {out}.png",
     "warm {fast} --provider cpu --component text_encoder --size 64x64",
     "bench {fast} --provider cpu --baseline {model} --component text_encoder --warmup 0 --repeat 2 --size 64x64",
     "verify {fast} --against {model} --provider cpu --component text_encoder --no-torch --inputs random",
 )
-NO_TABLE = ("tuning", "run", "integrate")
-"""No bundle is kept, images are two lines, and a folder is one."""
+NO_TABLE = ("tuning", "run", "integrate", "add", "remove")
+"""No bundle is kept, images are two lines, and a folder or a name is one."""
 
 
 @pytest.mark.parametrize("words", CHECKED)
@@ -210,6 +213,7 @@ def test_what_a_command_prints_fits(
     name = words.split()[0]
     tuning_table().parent.mkdir(parents=True)
     tuning_table().write_text("gfx1100\tgroup_norm_silu f16 2x64x64x320 32\trows4 threads256\t123.4\n")
+    sdort.add_model(folders["{fast}"], "quick")
     comfyui = tmp_path / "comfyui"
     for place in ("comfy", "custom_nodes"):
         (comfyui / place).mkdir(parents=True)

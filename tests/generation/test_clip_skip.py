@@ -12,7 +12,7 @@ from support.pipelines import Exported, export_family, trace_folder
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
-from sdort.generation.command import run
+from sdort.first_use.command import run
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
 from sdort.optimizer.command import optimize

@@ -13,8 +13,8 @@ from support.nvidia import Card, nvml
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import MemoryShortageError, ProviderError
+from sdort.first_use.command import run
 from sdort.generation import decode
-from sdort.generation.command import run
 from sdort.generation.decode import Decoder, Plan, Planner, in_tiles, ramp, starts
 from sdort.generation.footprint import Footprint
 from sdort.generation.pipeline import load_pipeline

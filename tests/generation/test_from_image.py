@@ -21,7 +21,7 @@ from support.tiny_pipeline import Tiny
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ProviderError, UsageError
-from sdort.generation.command import run
+from sdort.first_use.command import run
 from sdort.generation.from_image import COMPARED, GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, DrawnWith, read_image_options
 from sdort.generation.image_texts import MAX_TEXT, read_texts
 from sdort.generation.images import parameters_text

@@ -12,7 +12,7 @@ import pytest
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
-from sdort.generation.command import load, run
+from sdort.first_use.command import load, run
 from sdort.generation.job import plan_jobs
 from sdort.generation.last_lines import summarize
 from sdort.generation.prompts_file import OF_A_LINE

@@ -18,8 +18,8 @@ from support.step_texts import image_by_step_texts
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
+from sdort.first_use.command import run
 from sdort.generation import running_controls
-from sdort.generation.command import run
 from sdort.generation.job import plan_jobs
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.prompt_schedule import Clock, read_parts, read_schedule

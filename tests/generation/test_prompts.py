@@ -332,7 +332,7 @@ def test_scales_that_a_prompt_asks_for_are_told(tiny: Tiny, capsys: pytest.Captu
 
 
 def test_a_second_prompt_needs_a_second_encoder(tiny: Tiny) -> None:
-    from sdort.generation.command import run
+    from sdort.first_use.command import run
 
     with pytest.raises(UsageError, match="--prompt-2 is for SDXL's second text encoder"):
         run(tiny.onnx, "a", prompt_2="b", provider="cpu")

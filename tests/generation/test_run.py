@@ -23,8 +23,8 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ParityError, UsageError
+from sdort.first_use.command import run
 from sdort.generation import image_files, images
-from sdort.generation.command import run
 from sdort.generation.host_loop import embed_guidance
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord

@@ -351,7 +351,7 @@ def test_keys_without_a_place_are_named(
 
 
 def refused_before_loading(monkeypatch: pytest.MonkeyPatch, run: Callable[[], Any]) -> str:
-    monkeypatch.setattr("sdort.generation.command._load", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("sdort.generation.command.load_folder", lambda *_: pytest.fail("it was loaded"))
     with pytest.raises(BadModelError) as error:
         run()
     return str(error.value)

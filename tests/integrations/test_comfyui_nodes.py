@@ -11,17 +11,18 @@ from typing import Any
 import pytest
 import torch
 from support import comfyui_modules, tiny_control, tiny_pipeline
+from support.first_use import replace_making
 from support.pipelines import trace_folder
 from support.relisted import relist
 
 from sdort.console import progress
 from sdort.errors import MemoryShortageError, ParityError, ProviderError, UsageError
-from sdort.integrations import optimized_models
+from sdort.first_use.making_plan import Making
 from sdort.integrations.comfyui import nodes, unet_folder
 from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
-from sdort.integrations.optimized_models import Making
-from sdort.optimizer.command import optimize
+from sdort.optimizer.command import FUSING, optimize
+from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.pipelines.configs import read_config, write_json
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
@@ -287,16 +288,13 @@ def test_a_vae_is_in_fp16_only_where_it_is_asked_for(
 
 
 def test_a_checkpoint_is_made_once(made: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    file, calls = tmp_path / "models" / "vae" / "my.safetensors", list[dict[str, Any]]()
+    file = tmp_path / "models" / "vae" / "my.safetensors"
 
-    def fake_optimize(_: Path, out: Path, **options: Any) -> None:
-        with progress("fusing", total=2) as advance:
-            advance(1)
-        shutil.copytree(made[0], out)
-        calls.append(options)
+    def fill(_: Path, out: Path, request: OptimizeRequest) -> None:
+        with progress(FUSING.format("unet")):
+            shutil.copytree(made[0], out, dirs_exist_ok=True)
 
-    monkeypatch.setattr(optimized_models, "export", lambda *_, **options: calls.append(options))
-    monkeypatch.setattr(optimized_models, "optimize", fake_optimize)
+    making = replace_making(monkeypatch, fill)
     file.write_bytes(b"one")
     assert nodes.LoadVAE.INPUT_TYPES()["required"]["vae_name"] == (["my.safetensors"],)
 
@@ -305,21 +303,18 @@ def test_a_checkpoint_is_made_once(made: tuple[Path, Any], monkeypatch: pytest.M
         return folder
 
     first, state = load("auto"), nodes.LoadVAE.IS_CHANGED("my.safetensors")
-    assert comfyui_modules.bar() == [0, 0, 500]
-    assert calls == [
-        {"components": ("vae_decoder", "vae_encoder"), "static": None, "control": False},
-        {"provider": "cpu", "fp16": False},
-    ]
+    assert comfyui_modules.bar()[-1] == 0
+    expected = {"components": ("vae_decoder", "vae_encoder"), "static": None, "control": False, "variant": None}
+    assert making.exports == [(file, expected)]
+    assert [(each.provider, each.fp16) for each in making.requests] == [("cpu", False)]
     assert load("fp32") == first
-    assert len(calls) == 2
+    assert len(making.exports) == 1
     others = [load("fp16"), load("auto", "1x64x64")]
     file.write_bytes(b"two")
     assert nodes.LoadVAE.IS_CHANGED("my.safetensors") != state
     assert len({first, *others, load("auto")}) == 4
-    assert [(calls[2]["static"], calls[3]["fp16"]), (calls[4]["static"], calls[5]["fp16"])] == [
-        (None, True),
-        ("1x64x64", False),
-    ]
+    assert [options["static"] for _, options in making.exports[1:3]] == [None, "1x64x64"]
+    assert [each.fp16 for each in making.requests[1:3]] == [True, False]
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from support.tiny_ip_adapter import build_image_encoder, build_ip_adapter, publi
 from sdort import console
 from sdort.demo import DEMO, DEMO_FOLDER
 from sdort.errors import BadModelError, UsageError
-from sdort.exporter.command import export
+from sdort.exporter.command import export, open_export
+from sdort.first_use import making
 from sdort.generation.schedulers import load_scheduler
-from sdort.integrations import optimized_models
 from sdort.integrations.diffusers import first_use, load_pipeline
 from sdort.integrations.torch import load_controlnet, load_text_encoder, load_unet, load_vae
 from sdort.optimizer.command import optimize
@@ -517,12 +518,14 @@ def test_a_checkpoint_is_optimized_on_first_use(
 ) -> None:
     built, made = family("sd1"), []
 
-    def exported(*arguments: Any, **options: Any) -> None:
-        made.append(arguments[0])
-        with locked(trace_folder(request.config)):
-            export(*arguments, cache_dir=trace_folder(request.config), **options)
+    @contextmanager
+    def opened(checkpoint: Path, **options: Any) -> Iterator[Any]:
+        made.append(checkpoint)
+        traces = trace_folder(request.config)
+        with locked(traces), open_export(checkpoint, cache_dir=traces, **options) as export:
+            yield export
 
-    monkeypatch.setattr(optimized_models, "export", exported)
+    monkeypatch.setattr(making, "open_export", opened)
     checkpoint = built.folder.parent / "diffusers"
     for _ in range(2):
         pipeline = load_pipeline(checkpoint, provider="cpu", optimize=True)
@@ -559,7 +562,7 @@ def test_what_cannot_be_optimized_on_first_use(path: str, optimize: Any, message
 def test_a_wrong_request_is_refused_before_hours_of_export(
     options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(optimized_models, "export", lambda *_: pytest.fail("exported"))
+    monkeypatch.setattr(making, "open_export", lambda *_, **__: pytest.fail("exported"))
     (tmp_path / "model.safetensors").touch()
     with pytest.raises(UsageError, match=r"no task|needs a ControlNet|takes no ControlNet|no text_encoder"):
         load_pipeline(tmp_path / "model.safetensors", provider="cpu", optimize=True, **options)

@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from sdort.errors import BadModelError, UsageError
+from sdort.first_use.making_plan import Making
 from sdort.generation.adapted_weights import is_adaptable
 from sdort.integrations.diffusers import assembled_pipeline, first_use
 from sdort.integrations.diffusers.pipeline_tasks import TASKS, check_task, pipeline_class
-from sdort.integrations.optimized_models import Making
 from sdort.integrations.torch import opened_component
 from sdort.integrations.torch.control_module import GraphControlNet
 from sdort.integrations.torch.torch_place import TorchPlace, find_place

@@ -12,10 +12,11 @@ from typing import Any
 
 from sdort.console import following, warn
 from sdort.errors import UsageError
+from sdort.first_use.making_plan import Making
+from sdort.first_use.models import optimized_model
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
-from sdort.integrations.optimized_models import Making, optimized_model
 from sdort.integrations.torch.unet_adapters import UNET
 from sdort.model.component_names import DECODER, ENCODER
 from sdort.providers import AUTO, PROVIDERS
@@ -223,7 +224,7 @@ def _chosen(provider: str) -> Provider:
 
 
 def _making(components: tuple[str, ...], provider: Provider, precision: str, size: str, on_gpu: str) -> Making:
-    usual = on_gpu if provider.on_gpu else "fp32"
+    usual = on_gpu if provider.on_gpu else provider.usual_precision
     return Making(components, provider.name, usual if precision == "auto" else precision, size.strip())
 
 

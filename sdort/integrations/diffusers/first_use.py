@@ -10,8 +10,9 @@ from typing import Any, Literal
 from sdort.console import following
 from sdort.engines.original import holds_onnx
 from sdort.errors import UsageError
+from sdort.first_use.making_plan import Making
+from sdort.first_use.models import optimized_model
 from sdort.generation.typed_options import LoadOptions, runtime_options
-from sdort.integrations.optimized_models import Making, optimized_model
 from sdort.runtime.probe import choose_provider
 
 Precision = Literal["fp16", "fp32"]
@@ -37,7 +38,7 @@ def optimized_checkpoint(checkpoint: Path, precision: Literal[True] | Precision,
             hint="Load it without, or optimize it to a folder of your own:\n    sdort optimize MODEL OUT",
         )
     provider = choose_provider(runtime_options(options))[0]
-    usual = "fp16" if provider.on_gpu else "fp32"
+    usual = provider.usual_precision
     with _bar():
         return optimized_model(checkpoint, Making((), provider.name, usual if precision is True else precision))
 

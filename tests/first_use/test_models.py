@@ -8,14 +8,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.first_use import copy_of, replace_making
 
 from sdort.errors import BadModelError
-from sdort.integrations import optimized_models
-from sdort.integrations.optimized_models import Making, optimized_model
+from sdort.first_use import given_checkpoint
+from sdort.first_use.making_plan import Making
+from sdort.first_use.models import optimized_model
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.file_digest import file_digest
 from sdort.pipelines import remembered_hashes
-from sdort.pipelines.own_files import write_own_files
+from sdort.pipelines.kept_models import MADE_OF, MODEL
 
 MAKING = Making(("unet",), "cpu")
 
@@ -23,14 +25,7 @@ MAKING = Making(("unet",), "cpu")
 @pytest.fixture(autouse=True)
 def _made_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is made of a checkpoint is a file of its content."""
-
-    def fake(source: Path, out: Path, **_: Any) -> None:
-        out.mkdir()
-        (out / "of").write_bytes(source.read_bytes() if source.is_file() else (source / "of").read_bytes())
-        write_own_files(out, {}, {})
-
-    for name in ("export", "optimize"):
-        monkeypatch.setattr(optimized_models, name, fake)
+    replace_making(monkeypatch)
 
 
 @pytest.fixture
@@ -38,12 +33,12 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the files that are read, which count as settled at once."""
     names: list[str] = []
 
-    def digest(path: Path) -> str:
+    def digest(path: Path, **options: Any) -> str:
         names.append(path.name)
-        return file_digest(path)
+        return file_digest(path, **options)
 
     monkeypatch.setattr(remembered_hashes, "SETTLED_NS", 0)
-    monkeypatch.setattr(optimized_models, "file_digest", digest)
+    monkeypatch.setattr(given_checkpoint, "file_digest", digest)
     return names
 
 
@@ -51,7 +46,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_checkpoint_is_read_once_until_it_changes(kind: str, read: list[str], tmp_path: Path) -> None:
     checkpoint = tmp_path / "models"
     checkpoint.mkdir()
-    file, other = checkpoint / "of", checkpoint / "other"
+    file, other = checkpoint / "of.safetensors", checkpoint / "other.json"
     for path in (file, other):
         path.write_bytes(b"one")
     asked = file if kind == "file" else checkpoint
@@ -78,7 +73,7 @@ def test_a_model_of_another_checkpoint_is_refused(tmp_path: Path) -> None:
     one, two = (folder.parent for folder in folders)
     two.rename(tmp_path / "away")
     one.rename(two)
-    with pytest.raises(BadModelError, match=r"is not of two\.safetensors"):
+    with pytest.raises(BadModelError, match="is not of two: its record"):
         optimized_model(tmp_path / "two.safetensors", MAKING)
 
 
@@ -89,17 +84,13 @@ def _cut(path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
+        pytest.param(lambda folder: (folder / MADE_OF).unlink(), r"made-of\.json: No such file", id="record"),
         pytest.param(
-            lambda folder: (folder / optimized_models.MADE_OF).unlink(), r"made-of\.json: No such file", id="record"
-        ),
-        pytest.param(
-            lambda folder: (folder / optimized_models.MODEL / "sdort.json").unlink(),
+            lambda folder: (folder / MODEL / "sdort.json").unlink(),
             r"model has no sdort\.json that lists its files",
             id="list",
         ),
-        pytest.param(
-            lambda folder: _cut(folder / optimized_models.MODEL / "sdort.json"), r"model.sdort\.json", id="half a list"
-        ),
+        pytest.param(lambda folder: _cut(folder / MODEL / "sdort.json"), r"model.sdort\.json", id="half a list"),
     ],
 )
 def test_a_model_that_cannot_be_checked_is_refused(
@@ -116,8 +107,12 @@ def test_a_checkpoint_that_changes_while_it_is_made_is_not_kept(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     file = tmp_path / "one.safetensors"
-    monkeypatch.setattr(optimized_models, "export", lambda *_, **__: file.write_bytes(b"half of another"))
-    monkeypatch.setattr(optimized_models, "optimize", lambda _, out, **__: out.mkdir())
+
+    def fill(*given: Any) -> None:
+        copy_of(*given)
+        file.write_bytes(b"half of another")
+
+    replace_making(monkeypatch, fill)
     file.write_bytes(b"one")
     with pytest.raises(BadModelError, match="changed while it was exported"):
         optimized_model(file, MAKING)

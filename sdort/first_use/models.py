@@ -1,0 +1,145 @@
+"""Checkpoints that are exported and optimized on first use, and kept in sdort's cache.
+
+A folder of the cache belongs to a checkpoint's content and to everything that its graphs depend on. Both stand in its
+record (:mod:`sdort.pipelines.kept_models`), which is compared whenever it is opened: no checkpoint gets another one's
+graphs. The weights are written once, as the result has them: graph and weights go from the checkpoint through fusing
+into the cache, with no exported copy between.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+from contextlib import ExitStack, suppress
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from sdort.errors import BadModelError
+from sdort.first_use.given_checkpoint import Checkpoint, downloaded, find_checkpoint
+from sdort.first_use.making_plan import Making, MakingPlan
+from sdort.machine.cache_folder import models_folder
+from sdort.machine.version import __version__
+from sdort.optimizer.own_operators import own_operators
+from sdort.pipelines.configs import MANIFEST
+from sdort.pipelines.kept_models import MODEL, USED, kept_models, read_kept
+from sdort.pipelines.own_files import listed_files
+from sdort.staging import held
+
+
+def optimized_model(checkpoint: str | Path | Checkpoint, making: Making, *, draws: bool = False) -> Path:
+    """The optimized model of a checkpoint; it is made if the cache has none.
+
+    This process holds it from now on, so that no cleaning removes it before the process ends.
+
+    Args:
+        checkpoint: a file with a UNet, with a VAE, or with both; a folder as diffusers saves it; a hub id; or ``demo``.
+        draws: refuse a checkpoint that lacks what text to image needs.
+
+    Returns:
+        A folder as :func:`sdort.optimize` makes it, with the components of ``making``.
+
+    Raises:
+        BadModelError: the file is none that sdort exports, or changed meanwhile; or the cache's folder is of another
+            checkpoint.
+        UsageError: a component or size that it cannot have, or with ``draws`` something is missing.
+        OutputError: the cache cannot be written.
+        SdortError: a hub id cannot be downloaded.
+    """
+    if not isinstance(checkpoint, Checkpoint):
+        checkpoint = find_checkpoint(checkpoint)
+    if checkpoint.hub and (known := _of_hub(checkpoint, making)):
+        return known
+    checkpoint = downloaded(checkpoint)
+    made_of = _made_of(checkpoint, making)
+    folder = _folder_of(made_of)
+    while not _hold(folder):
+        from sdort.first_use.making import make  # half a second, for what nearly every run has already
+
+        make(checkpoint, making, folder, made_of, draws=draws)
+    return _checked(folder, checkpoint.name, made_of)
+
+
+def plan_model(checkpoint: Checkpoint, making: Making) -> Path | MakingPlan:
+    """The model of a checkpoint, if the cache has it; what is to be made if not. Nothing is made or downloaded.
+
+    Raises:
+        SdortError: as :func:`optimized_model`, as far as that is seen in the headers of the checkpoint's files.
+    """
+    if checkpoint.hub:
+        return _of_hub(checkpoint, making) or MakingPlan(checkpoint.name, None, None)
+    made_of = _made_of(checkpoint, making)
+    if _hold(_folder_of(made_of)):
+        return _checked(_folder_of(made_of), checkpoint.name, made_of)
+    from sdort.first_use.making import plan_making
+
+    return plan_making(checkpoint, making)
+
+
+def _options(making: Making) -> dict[str, Any]:
+    """Everything but the checkpoint that a model depends on, as JSON values."""
+    options = {**asdict(making), "sdort": __version__, "sdort_ops": own_operators(making.provider)[0]}
+    return dict(json.loads(json.dumps(options)))
+
+
+def _made_of(checkpoint: Checkpoint, making: Making) -> dict[str, Any]:
+    return {"checkpoint": checkpoint.digest(), **_options(making)}
+
+
+def _folder_of(made_of: dict[str, Any]) -> Path:
+    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
+    return models_folder() / f"model-{key}"
+
+
+def _of_hub(checkpoint: Checkpoint, making: Making) -> Path | None:
+    """The model that was made of a hub id before; nothing is asked of the hub."""
+    options = _options(making)
+    for kept in kept_models():
+        if kept.source == checkpoint.model and {**kept.made_of, **options} == kept.made_of and _hold(kept.folder):
+            return _checked(kept.folder, checkpoint.name, kept.made_of)
+    return None
+
+
+def _checked(folder: Path, name: str, made_of: dict[str, Any]) -> Path:
+    """The model in a folder of the cache.
+
+    Raises:
+        BadModelError: it is of something else, or cannot be compared with anything.
+    """
+    hint = f"Somebody moved or changed it. Remove it, and it is made anew:\n    rm -r {shlex.quote(str(folder))}"
+    try:
+        found = read_kept(folder).made_of
+        listed = listed_files(folder / MODEL)
+    except BadModelError as error:
+        raise BadModelError(error.message, hint=hint) from error
+    if found != made_of:
+        raise BadModelError(
+            f"{folder} is not of {name}: its record names another checkpoint or other options", hint=hint
+        )
+    if not listed:
+        raise BadModelError(
+            f"{folder / MODEL} has no {MANIFEST} that lists its files, so they cannot be checked", hint=hint
+        )
+    with suppress(OSError):  # a cache that is read only
+        (folder / USED).touch()
+    return folder / MODEL
+
+
+_HELD: dict[Path, ExitStack] = {}
+"""The cache's folders that this process uses."""
+
+
+def _hold(folder: Path) -> bool:
+    """Keep a folder from being removed until this process ends; False if there is none."""
+    if folder in _HELD and folder.is_dir():
+        return True
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(folder))
+        except FileNotFoundError:
+            return False
+        if not folder.is_dir():  # it was removed between
+            return False
+        _HELD[folder] = stack.pop_all()
+    return True

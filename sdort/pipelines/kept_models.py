@@ -1,0 +1,95 @@
+"""Checkpoints that were made ready on first use and are kept in the cache: a folder each, with a record of it.
+
+:mod:`sdort.first_use` makes them. The record says of which checkpoint a folder is, and for what it was made; it is
+compared whenever the folder is opened, so that no checkpoint gets another one's graphs.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sdort.errors import BadModelError
+from sdort.machine.cache_folder import models_folder
+from sdort.pipelines.configs import read_config, write_json
+
+MADE_OF, MODEL, USED = "made-of.json", "model", "used"
+"""What a folder of the cache holds: the record of what it was made of, the optimized model, and a file whose time is
+that of its last use."""
+
+KEPT = re.compile(r"model-[0-9a-f]{32}")
+"""The names of these folders."""
+
+
+@dataclass(frozen=True)
+class KeptModel:
+    """A model in the cache.
+
+    Attributes:
+        folder: the cache's folder, which holds the model.
+        name: the checkpoint's name.
+        source: what was given to make it: a path, a hub id, or ``demo``.
+        made_of: everything that the model depends on, as JSON values.
+        made: seconds since 1970.
+        used: when it was last used, in seconds since 1970.
+    """
+
+    folder: Path
+    name: str
+    source: str
+    made_of: dict[str, Any]
+    made: float
+    used: float
+
+    @property
+    def provider(self) -> str:
+        """The execution provider that it was made for, by name."""
+        return str(self.made_of.get("provider", ""))
+
+    @property
+    def precision(self) -> str:
+        """``fp32`` or ``fp16``."""
+        return str(self.made_of.get("precision", ""))
+
+
+def read_kept(folder: Path) -> KeptModel:
+    """The model in a folder of the cache.
+
+    Raises:
+        BadModelError: its record is missing or broken.
+    """
+    record = read_config(folder / MADE_OF)
+    name, source, made_of, made = (record.get(key) for key in ("name", "source", "made_of", "made"))
+    whole = isinstance(name, str) and isinstance(source, str) and isinstance(made_of, dict)
+    if not whole or not isinstance(made, (int, float)) or isinstance(made, bool):
+        raise BadModelError(f"{folder / MADE_OF} does not say what the model was made of")
+    used = float(made)
+    with suppress(OSError):
+        used = (folder / USED).stat().st_mtime
+    return KeptModel(folder, str(name), str(source), dict(made_of or {}), float(made), used)
+
+
+def write_kept(folder: Path, name: str, source: str, made_of: dict[str, Any]) -> None:
+    """Write the record of a model into its folder, as of now.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    write_json(folder / MADE_OF, {"name": name, "source": source, "made": time.time(), "made_of": made_of})
+    (folder / USED).touch()
+
+
+def kept_models() -> list[KeptModel]:
+    """The models in the cache whose records can be read, the last used ones first."""
+    found = []
+    with suppress(OSError):
+        for folder in sorted(models_folder().iterdir()):
+            if KEPT.fullmatch(folder.name) and os.path.isdir(folder) and not folder.is_symlink():
+                with suppress(BadModelError):
+                    found.append(read_kept(folder))
+    return sorted(found, key=lambda kept: -kept.used)
