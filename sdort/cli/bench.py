@@ -49,8 +49,8 @@ class Baseline(click.Path):
 
 _SECTIONS = {
     **RUNTIME,
-    "What is measured": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat", "preset"),
-    "What it is compared with": (
+    "Measurement": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat", "preset"),
+    "Comparison": (
         "engine", "engines", "checkpoint", "baseline", "baseline_engine", "reference", "ablation",
     ),
     "Regressions": ("save", "compare", "margin", "across"),

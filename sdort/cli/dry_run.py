@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from sdort.machine.disk import WritePlan
 
-DRY_RUN_HELP = "Write nothing; say what would be written, and whether disk and memory suffice."
+DRY_RUN_HELP = "Write nothing. Say what would be written, and whether disk and memory suffice."
 
 
 def show_plan(plan: WritePlan, *, as_json: bool) -> None:

@@ -308,7 +308,7 @@ _IP_ADAPTER: tuple[Option, ...] = (
 )
 
 _GROUPS: dict[str, tuple[Option, ...]] = {
-    "What is generated": _TEXT_TO_IMAGE,
+    "Prompts and images": _TEXT_TO_IMAGE,
     "Sampling": _SAMPLING,
     "From an image": _FROM_IMAGE,
     "Variations": _VARIATIONS,

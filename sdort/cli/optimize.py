@@ -48,9 +48,9 @@ MISSES = "misses"
 
 
 _SECTIONS = {
-    "What it is made for": ("provider", "fp16", "fp16_plan", "bf16", "io_fp16", "sdort_ops"),
-    "What is optimized": ("components", "any_graph", "disable", "check"),
-    "What is expected": ("expect", "allow_misses"),
+    "Target": ("provider", "fp16", "fp16_plan", "bf16", "io_fp16", "sdort_ops"),
+    "Selection": ("components", "any_graph", "disable", "check"),
+    "Expected result": ("expect", "allow_misses"),
     "Results": ("sign", "certificate", "explain", "report", "overwrite", "as_json"),
 }
 

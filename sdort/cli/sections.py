@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 RUNTIME = {
-    "Where and how it runs": (
+    "Execution": (
         "provider", "tuning", "graph", "fallback", "device_id", "provider_options", "split",
         "custom_ops", "check",
     )

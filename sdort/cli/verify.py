@@ -67,8 +67,8 @@ def _semantic(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _SECTIONS = {
-    "Who made it": ("signature",),
-    "What is compared": ("against", "checkpoint", "torch", "components", "inputs"),
+    "Signature": ("signature",),
+    "Comparison": ("against", "checkpoint", "torch", "components", "inputs"),
     "Images": ("images", "prompts", "seeds", "steps", "semantic", "semantic_prompts", "semantic_original"),
     **RUNTIME,
     "Results": ("bisect", "report", "overwrite", "as_json"),

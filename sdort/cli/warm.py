@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sdort.warmup.warm_report import Warmed
 
 
-_SECTIONS = {"What is warmed up": ("sizes", "batch_sizes", "components", "budget"), **RUNTIME, **DECODING}
+_SECTIONS = {"Selection": ("sizes", "batch_sizes", "components", "budget"), **RUNTIME, **DECODING}
 
 
 @click.command(

@@ -316,7 +316,7 @@ def test_an_ablation_has_no_baseline(tiny: Tiny) -> None:
 
 def test_the_help_has_sections() -> None:
     result = CliRunner().invoke(cli, ["bench", "--help-all"])
-    titles = ["Where and how it runs:", "What is measured:", "What it is compared with:", "Results:", "Options:"]
+    titles = ["Execution:", "Measurement:", "Comparison:", "Results:", "Options:"]
     assert [line for line in result.output.splitlines() if line in titles] == titles
     left = result.output.split("\nOptions:\n")[1].split("Examples:")[0]
     assert [word for word in left.split() if word.startswith("--")] == ["--help-all", "--verbose", "--quiet", "--help"]
