@@ -154,7 +154,8 @@ def test_nothing_but_the_extra_torch_brings_a_torch(wheel: Path, extra: str) -> 
         left |= installed_requirements(name) - seen
     assert "numpy" in seen
     assert ("transformers" in seen) == (extra == "export")
-    assert {name for name in seen if name.startswith(("torch", "nvidia", "cuda", "triton"))} == set()
+    brought = {name for name in seen if name.startswith(("torch", "nvidia", "cuda", "triton"))}
+    assert brought - {"nvidia-ml-py"} == set()  # one Python file, which asks a driver that is there
 
 
 def installed_requirements(name: str) -> set[NormalizedName]:
