@@ -30,6 +30,7 @@ __all__ = [
     "OptimizeReport",
     "Pipeline",
     "RunPlan",
+    "Upscaled",
     "Verification",
     "Warmup",
     "__version__",
@@ -66,6 +67,7 @@ __all__ = [
     "to_json",
     "tune_ops",
     "tuned_ops",
+    "upscale",
     "verify",
     "verify_signature",
     "verify_tuning",
@@ -109,6 +111,10 @@ _MODULES = {
     "sdort.generation.result": (
         "Generation",
         "Image",
+    ),
+    "sdort.generation.upscaled_files": (
+        "Upscaled",
+        "upscale",
     ),
     "sdort.inspection.command": (
         "compare",

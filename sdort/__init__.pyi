@@ -25,6 +25,8 @@ from sdort.generation.command import Pipeline as Pipeline
 from sdort.generation.result import Generation as Generation
 from sdort.generation.result import Image as Image
 from sdort.generation.typed_options import GenerationOptions as GenerationOptions
+from sdort.generation.upscaled_files import Upscaled as Upscaled
+from sdort.generation.upscaled_files import upscale as upscale
 from sdort.inspection.command import compare as compare
 from sdort.inspection.command import inspect as inspect
 from sdort.inspection.command import placement as placement

@@ -19,6 +19,7 @@ COMMANDS = (
     "export",
     "optimize",
     "run",
+    "upscale",
     "verify",
     "bench",
     "inspect",

@@ -26,6 +26,7 @@ from sdort.errors.number_ranges import (
     REFINER_START,
     STEPS,
     STRENGTH,
+    UPSCALE_BY,
     VARIATION_SEED,
     VARIATION_STRENGTH,
     WIDTH,
@@ -250,6 +251,25 @@ _LARGER: tuple[Option, ...] = (
     ),
     click.option(
         "--hires-steps", type=Whole(HIRES_STEPS), show_default="--steps", help="Number of steps of the second pass."
+    ),
+    click.option(
+        "--hires-upscaler",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Upscaler that enlarges the decoded image before the second pass.",
+    ),
+    click.option(
+        "--upscale",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Upscaler that enlarges each finished image: ESRGAN and its kin, as .pth, .safetensors or .onnx.",
+    ),
+    click.option(
+        "--upscale-by",
+        type=Real(UPSCALE_BY),
+        metavar="SCALE",
+        show_default="the upscaler's own factor",
+        help="How many times as high and wide --upscale makes the image.",
     ),
 )
 

@@ -143,13 +143,23 @@ def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str,
 _SEARCHED = ", ".join(f"{provider.searched} on {name}" for name, provider in PROVIDERS.items() if provider.tuning)
 _WITH_GRAPHS = ", ".join(name for name, provider in PROVIDERS.items() if provider.graph)
 
+provider_option = click.option(
+    "--provider",
+    type=click.Choice([AUTO, *PROVIDER_NAMES]),
+    default=AUTO,
+    help="Execution provider. auto takes the best one that really loads, and says which.",
+)
+fallback_option = click.option(
+    "--fallback/--no-fallback",
+    default=None,
+    show_default="a named provider must load; single nodes may run on the CPU",
+    help="--fallback: continue on the CPU if the named provider does not load. --no-fallback: run nothing but "
+    "shape arithmetic on the CPU.",
+)
+device_option = click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Number of the GPU.")
+
 _RUNTIME = (
-    click.option(
-        "--provider",
-        type=click.Choice([AUTO, *PROVIDER_NAMES]),
-        default=AUTO,
-        help="Execution provider. auto takes the best one that really loads, and says which.",
-    ),
+    provider_option,
     click.option(
         "--tuning",
         is_flag=True,
@@ -158,14 +168,8 @@ _RUNTIME = (
     click.option(
         "--graph", is_flag=True, help=f"Record the UNet's step as a HIP or CUDA graph and replay it ({_WITH_GRAPHS})."
     ),
-    click.option(
-        "--fallback/--no-fallback",
-        default=None,
-        show_default="a named provider must load; single nodes may run on the CPU",
-        help="--fallback: continue on the CPU if the named provider does not load. --no-fallback: run nothing but "
-        "shape arithmetic on the CPU.",
-    ),
-    click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Number of the GPU."),
+    fallback_option,
+    device_option,
     click.option(
         "--provider-option",
         "provider_options",

@@ -29,7 +29,7 @@ _SECTIONS = {
 }
 _COMMON = (
     "prompt", "negative_prompt", "seed", "num_images", "size", "steps", "guidance_scale", "scheduler",
-    "lora", "init_image", "strength", "mask", "hires", "provider", "output", "overwrite",
+    "lora", "init_image", "strength", "mask", "hires", "upscale", "provider", "output", "overwrite",
 )  # fmt: skip
 
 

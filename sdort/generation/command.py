@@ -35,6 +35,7 @@ from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
 from sdort.generation.turns import Turns, refuse_cancelled
 from sdort.generation.typed_options import GenerationOptions
+from sdort.generation.upscaled_picture import result_size
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
@@ -46,6 +47,7 @@ from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.memory import DeviceGrowth, peak_resident
 from sdort.runtime.probe import choose_provider
+from sdort.upscaling.upscaler_file import known_scale
 from sdort.workload.cases import Case, generation_cases
 
 if TYPE_CHECKING:
@@ -210,10 +212,12 @@ class Pipeline:
             denoise=round(sum(timings.steps), 4),
             first_step=round(timings.steps[0], 4),
             decode=round(timings.decode, 4),
+            upscale=round(timings.upscale, 4),
         )
         return GenerationRecord(
             **{
                 **request.recorded(),
+                "upscale_by": models.upscaled_by(request),
                 "height": height,
                 "width": width,
                 "scheduler": scheduler,
@@ -316,8 +320,25 @@ def check_job(folder: PipelineFolder, request: Request, paths: Sequence[Path] | 
     """
     last = checked_stages(folder, request)[-1]
     plan_adapters(folder, request.lora)
+    size = upscaled_size(request, request.init_image.size if request.init_image and request.only_masked else last.size)
     if paths:
-        check_sides(paths[0], request.init_image.size if request.init_image and request.only_masked else last.size)
+        check_sides(paths[0], size)
+
+
+def upscaled_size(request: Request, size: tuple[int, int]) -> tuple[int, int]:
+    """Height and width of a request's finished images, as far as that is known before its upscaler is open.
+
+    Args:
+        size: without an upscaler.
+
+    Raises:
+        UsageError: they are too large.
+        BadModelError: an upscaler's file is none that sdort knows.
+    """
+    if request.hires_upscaler:
+        known_scale(request.hires_upscaler)
+    scale = known_scale(request.upscale) if request.upscale else None
+    return result_size(size, request.upscale_by or scale or 1)
 
 
 def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:

@@ -65,6 +65,7 @@ GIVEN_AGAIN = {
     "control": "control",
     "ip_adapter_image": "ip_adapter_image",
     "refiner": "refiner",
+    "hires_upscaler": "hires_upscaler",
 }
 """Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
 
@@ -84,6 +85,8 @@ _SWITCHES = {"vae_tiling", "vae_slicing", "only_masked", "guess_mode"}
 
 WITHOUT_EFFECT = {
     "num_images": "an image is one image",
+    "upscale": "it is done with the finished image",
+    "upscale_by": "it is done with the finished image",
     "size": "height and width say it",
     "images_at_once": "each image is what it is alone",
     "from_image": "it is this image",
@@ -298,6 +301,8 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
     options, left = _fitting(options, given)
     _tell_left(path, left)
+    if isinstance(record.get("upscale"), str) and "upscale" not in given:
+        say(f"{path} was enlarged by {one_line(record['upscale'])} in the end: --upscale FILE does that again")
     told = (record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash"))
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
     listed = {option: _records(record.get(GIVEN_AGAIN[option])) for option in COMPARED}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -201,8 +201,16 @@ def save_image(
     overwrite: bool = False,
     quality: int | None = None,
 ) -> Path:
-    """Write an image as :func:`write_image` in the format of ``path``: never a part of one. Its folder is made where
-    it is missing.
+    """Write an image as :func:`write_image` in the format of ``path``, by :func:`save_file`."""
+    kind = format_of(path)
+    return save_file(path, lambda file: write_image(file, pixels, record, seed, kind, quality), overwrite)
+
+
+def save_file(path: Path, write: Callable[[BinaryIO], None], overwrite: bool) -> Path:
+    """Write an image's file: never a part of one. Its folder is made where it is missing.
+
+    Args:
+        write: writes it to an open file.
 
     Returns:
         ``path``; or :func:`free_path`, which is told, where another program has put a file there since it was planned,
@@ -211,7 +219,6 @@ def save_image(
     Raises:
         OutputError: it cannot be written.
     """
-    kind = format_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -220,7 +227,7 @@ def save_image(
     while True:
         try:
             with staged_output(target, overwrite=overwrite) as file:
-                write_image(file, pixels, record, seed, kind, quality)
+                write(file)
             break
         except FileExistsError:
             target = free_path(path)
@@ -250,10 +257,20 @@ def write_image(
 
 
 def write_pixels(
-    file: BinaryIO, pixels: Array, texts: dict[str, str], kind: ImageFormat, quality: int | None = None
+    file: BinaryIO,
+    pixels: Array,
+    texts: dict[str, str],
+    kind: ImageFormat,
+    quality: int | None = None,
+    profile: bytes | None = None,
 ) -> None:
     """Write pixels, uint8 [height, width, 3], with texts by PNG's keywords; of others Exif takes those of
-    :func:`write_image`."""
+    :func:`write_image`.
+
+    Args:
+        pixels: also [height, width] of a grey image, or with an alpha channel, which JPEG does not have.
+        profile: the ICC profile of the colours; sRGB without one.
+    """
     from PIL import Image, PngImagePlugin
 
     options: dict[str, Any]
@@ -267,6 +284,8 @@ def write_pixels(
         options = {"exif": _exif(texts, kind), "quality": quality}
         # JPEG with every pixel's colour: edges of red are the first to suffer.
         options |= {"subsampling": 0} if kind.name == "JPEG" else {"lossless": quality == QUALITY.high}
+    if profile:
+        options["icc_profile"] = profile
     Image.fromarray(pixels).save(file, format=kind.name, **options)
 
 
@@ -278,7 +297,8 @@ def _exif(texts: dict[str, str], kind: ImageFormat) -> bytes:
     directory = exif.get_ifd(EXIF)
     # The order of bytes is the file's own, the high one first.
     directory[USER_COMMENT] = b"UNICODE\0" + texts["parameters"].encode("utf-16-be", "surrogatepass")
-    directory[MAKER_NOTE] = MAKER + texts["sdort"].encode()
+    if "sdort" in texts:
+        directory[MAKER_NOTE] = MAKER + texts["sdort"].encode()
     data = exif.tobytes()
     if kind.name == "JPEG" and len(data) > _LONGEST_EXIF:
         warn("a JPEG file has no room for sdort's record: the image keeps A1111's parameters alone")

@@ -87,12 +87,7 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         "Version": f"sdort {record.versions['sdort']}",
     }
     values = {name: str(value) for name, value in fields.items() if value is not None}
-    lines.append(
-        ", ".join(
-            f"{name}: {_quoted(text, any(mark in text for mark in ',:') or _is_ambiguous(text))}"
-            for name, text in values.items()
-        )
-    )
+    lines.append(", ".join(f"{name}: {parameter_value(text)}" for name, text in values.items()))
     return "\n".join(lines)
 
 
@@ -103,7 +98,7 @@ def task_parameters(record: GenerationRecord) -> dict[str, object]:
         hashed = f" [{record.refiner_hash[:10]}]" if record.refiner_hash else ""
         named |= {"Refiner": f"{record.refiner}{hashed}", "Refiner switch at": record.refiner_start}
     if record.hires:
-        upscaler = "Lanczos" if record.hires_upscale == "image" else "Latent"
+        upscaler = record.hires_upscaler or ("Lanczos" if record.hires_upscale == "image" else "Latent")
         named |= {"Denoising strength": record.hires_strength, "Hires upscale": record.hires}
         named |= {"Hires steps": record.hires_steps, "Hires upscaler": upscaler}
     if record.init_image:
@@ -112,6 +107,8 @@ def task_parameters(record: GenerationRecord) -> dict[str, object]:
         named["Mask blur"] = record.mask_blur
     if record.only_masked:
         named |= {"Inpaint area": "Only masked", "Masked area padding": record.mask_padding}
+    if record.upscale:
+        named |= {"Postprocess upscale by": record.upscale_by, "Postprocess upscaler": record.upscale}
     if record.variation_strength:
         named |= {"Variation seed": record.variation_seed, "Variation seed strength": record.variation_strength}
     return named
@@ -128,6 +125,11 @@ def _is_ambiguous(text: str) -> bool:
     """Whether a reader of ``parameters`` would get something else than this text."""
     is_line = one_line(text) == text == text.strip()
     return not is_line or text.startswith('"') or bool(_PARAMETER.search(text))
+
+
+def parameter_value(text: str) -> str:
+    """A text as a value of the last line of ``parameters``: quoted where a reader would divide it."""
+    return _quoted(text, any(mark in text for mark in ",:") or _is_ambiguous(text))
 
 
 def _quoted(text: str, needed: bool) -> str:

@@ -42,7 +42,7 @@ MAX_PIXELS = 1 << 26
 
 @dataclass(frozen=True, eq=False)
 class InputImage:
-    """An image that was read: ``picture`` is 8-bit ``RGB``, or ``L`` for a mask."""
+    """An image that was read: ``picture`` is 8-bit ``RGB``; or ``L`` for a mask, or what :func:`read_picture` found."""
 
     name: str
     """The file's name without its folder; empty for a picture in memory."""
@@ -75,7 +75,19 @@ def read_image(source: ImageSource, option: str) -> InputImage:
     name, picture = _opened(source, option)
     if _sees_through(picture):
         say(f"{option} {name}: its transparent parts are taken as white")
-    return InputImage(name, _on_white(picture).convert("RGB"))
+    return InputImage(name, on_white(picture).convert("RGB"))
+
+
+def read_picture(source: ImageSource, option: str) -> InputImage:
+    """An image as it is, upright as its EXIF data says: grey, RGB, or RGBA where it is transparent somewhere.
+
+    Raises:
+        UsageError: as :func:`read_image`.
+    """
+    name, picture = _opened(source, option)
+    if picture.mode == "RGBA" and not _sees_through(picture):
+        picture = picture.convert("RGB")
+    return InputImage(name, picture)
 
 
 def read_mask(source: ImageSource, option: str) -> InputImage:
@@ -217,7 +229,8 @@ def _sees_through(picture: Image.Image) -> bool:
     return picture.mode == "RGBA" and np.asarray(picture.getchannel("A")).min() < 255
 
 
-def _on_white(picture: Image.Image) -> Image.Image:
+def on_white(picture: Image.Image) -> Image.Image:
+    """A picture whose transparent parts are white."""
     from PIL import Image
 
     if picture.mode != "RGBA":

@@ -280,8 +280,9 @@ def _read_files(settings: dict[str, Any]) -> None:
     for name, read in (("init_image", read_image), ("mask", read_mask)):
         if settings.get(name) is not None:
             settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
-    if settings.get("refiner") is not None:
-        settings["refiner"] = Path(settings["refiner"])
+    for name in ("refiner", "upscale", "hires_upscaler"):
+        if settings.get(name) is not None:
+            settings[name] = Path(settings[name])
     settings["control"] = tuple(choose_control(choice).read() for choice in settings.get("control") or ())
     images = settings.get("ip_adapter_image") or ()
     settings["ip_adapter_image"] = tuple(choose_ip_adapter_image(choice).read() for choice in images)

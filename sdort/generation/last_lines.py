@@ -27,6 +27,7 @@ def summarize(result: Generation) -> str:
         "text encoder": three_digits(seconds.encode) + " s",
         "denoise": f"{three_digits(seconds.denoise)} s ({speed(result.iterations_per_second)})",
         "decode": three_digits(seconds.decode) + " s",
+        **({"upscale": three_digits(seconds.upscale) + " s"} if seconds.upscale else {}),
     }
     named = files[0] if len(files) == 1 else f"{len(files)} images, {files[0]} to {files[-1]}"
     return f"{named}: {', '.join(made)}\n{', '.join(f'{stage} {text}' for stage, text in stages.items())}"

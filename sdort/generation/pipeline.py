@@ -36,12 +36,13 @@ from sdort.generation.prompt_tokenizer import PromptTokenizer
 from sdort.generation.prompts import load_tokenizers, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence
 from sdort.generation.refiner import open_refiner, remark_on_base
-from sdort.generation.request import Request, check_inputs, image_size, scheduler_of
+from sdort.generation.request import UPSCALES, Request, check_inputs, image_size, scheduler_of
 from sdort.generation.running_controls import Controls, RunningControls
 from sdort.generation.schedule_part import Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages
 from sdort.generation.step_conditions import Copies, StepConditions
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
+from sdort.generation.upscaled_picture import upscale_picture
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
 from sdort.model.signature import Array, static_size
 from sdort.pipelines.content_check import checked
@@ -53,6 +54,7 @@ from sdort.runtime.environment import device_name, versions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
 from sdort.runtime.side_by_side import open_side_by_side
+from sdort.upscaling.upscaler import Upscaler, open_upscaler
 from sdort.workload.residuals import steering_inputs
 
 T = TypeVar("T")
@@ -67,6 +69,7 @@ class Timings:
     """Encoding of images."""
     steps: list[float] = field(default_factory=list)
     decode: float = 0.0
+    upscale: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,8 @@ class TextToImage:
         self.timings = Timings()
         self.decoded: Plan | None = None
         """How the last latents were decoded, in the end."""
+        self.upscalers: dict[Path, Upscaler] = {}
+        """Upscalers that are open, by their files."""
         self.previewer: Previewer | None = None
         """Shows previews of the next images."""
         self.refiner: TextToImage | None = None
@@ -166,7 +171,10 @@ class TextToImage:
             batches = self._refined(requests, stages[-1], batches, on_step)
         for batch in batches:
             for image in self._decode(batch.latents, request, batch.seeds, on_tile):
-                yield image if canvas is None or image.problem else replace(image, pixels=canvas.finished(image.pixels))
+                if image.problem is None:
+                    pixels = image.pixels if canvas is None else canvas.finished(image.pixels)
+                    image = replace(image, pixels=self._upscaled(pixels, request.upscale, request.upscale_by, on_tile))
+                yield image
 
     def _passes(
         self,
@@ -331,7 +339,7 @@ class TextToImage:
         from PIL import Image
 
         height, width = stage.size
-        if request.hires_upscale != "image":
+        if request.hires_start == UPSCALES[0]:
             sides = height // self.folder.vae_factor, width // self.folder.vae_factor
             larger = torch.nn.functional.interpolate(torch.from_numpy(latents), size=sides, mode="bilinear")
             return Start(self.folder, latents=larger.numpy())
@@ -339,11 +347,36 @@ class TextToImage:
         bad = next((image for image in images if image.problem), None)
         if bad:
             raise ParityError(f"the first image of seed {bad.seed} shows nothing: {bad.problem}", component=DECODER)
+        large = [self._upscaled(image.pixels, request.hires_upscaler) for image in images]
         started = time.perf_counter()
-        pictures = [Image.fromarray(image.pixels).resize((width, height), Image.Resampling.LANCZOS) for image in images]
+        pictures = [Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS) for pixels in large]
         start = Start(self.folder, self._posterior(pixels_of_images([np.asarray(each) for each in pictures]), request))
         self.timings.image += time.perf_counter() - started
         return start
+
+    def _upscaled(
+        self,
+        pixels: Array,
+        upscaler: Path | None,
+        scale: float | None = None,
+        on_tile: OnTile = lambda tile, tiles: None,
+    ) -> Array:
+        """An image, uint8 [height, width, 3], enlarged by the upscaler in a file; as it is without one."""
+        from PIL import Image
+
+        if upscaler is None:
+            return pixels
+        started = time.perf_counter()
+        if upscaler not in self.upscalers:
+            self.upscalers[upscaler] = open_upscaler(upscaler, replace(self.options, provider=self.provider.name))
+        picture = upscale_picture(self.upscalers[upscaler], Image.fromarray(pixels), scale, on_tile=on_tile)
+        self.timings.upscale += time.perf_counter() - started
+        return np.asarray(picture)
+
+    def upscaled_by(self, request: Request) -> float | None:
+        """How many times as large a request's finished images became; None without an upscaler."""
+        upscaler = self.upscalers.get(request.upscale) if request.upscale else None
+        return request.upscale_by or (float(upscaler.scale) if upscaler else None)
 
     def use_adapters(self, plan: AdapterPlan) -> None:
         """Let the pipeline have these adapters, and no others, from now on.

@@ -23,6 +23,8 @@ class StageSeconds:
     """The first step."""
     decode: float
     """VAE decoder."""
+    upscale: float = 0.0
+    """Upscalers, of finished images and before a second pass."""
 
 
 @dataclass(frozen=True)
@@ -139,6 +141,12 @@ class GenerationRecord:
     """Share of the steps that the second pass took; None without one."""
     hires_steps: int | None
     """Steps of the second pass, of which ``hires_strength`` is taken; None without one."""
+    hires_upscaler: str | None
+    """The name of the upscaler that enlarged the image before the second pass; None without one."""
+    upscale: str | None
+    """The name of the upscaler that enlarged the finished images; None without one."""
+    upscale_by: float | None
+    """How many times as high and wide it made them; None without one."""
     refiner: str | None
     """The name of the folder of the pipeline that took the last steps; None without one."""
     refiner_hash: str | None

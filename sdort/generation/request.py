@@ -29,6 +29,7 @@ from sdort.errors.number_ranges import (
     SEED,
     STEPS,
     STRENGTH,
+    UPSCALE_BY,
     VARIATION_SEED,
     VARIATION_STRENGTH,
     WIDTH,
@@ -119,6 +120,12 @@ class Request:
     hires_upscale: str | None = None
     hires_strength: float | None = None
     hires_steps: int | None = None
+    hires_upscaler: Path | None = None
+    """The file of an upscaler that enlarges the first pass's image."""
+    upscale: Path | None = None
+    """The file of an upscaler that enlarges the finished images."""
+    upscale_by: float | None = None
+    """How many times as large it makes them; None as it was made for."""
     refiner: Path | None = None
     """The folder of a second pipeline that takes the last steps."""
     refiner_start: float | None = None
@@ -127,7 +134,7 @@ class Request:
 
     def __post_init__(self) -> None:
         check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA, CLIP_SKIP)
-        check_fields(self, STRENGTH, MASK_BLUR, MASK_PADDING, HIRES, HIRES_STRENGTH, HIRES_STEPS)
+        check_fields(self, STRENGTH, MASK_BLUR, MASK_PADDING, HIRES, HIRES_STRENGTH, HIRES_STEPS, UPSCALE_BY)
         check_fields(self, VARIATION_SEED, VARIATION_STRENGTH)
         check_fields(self, REFINER_START, AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE)
         SEED.check(self.seed + self.num_images - 1)
@@ -214,6 +221,11 @@ class Request:
         return 2.5 if negative is None else negative, 6.0 if score is None else score
 
     @property
+    def hires_start(self) -> str:
+        """What the second pass begins with, of :data:`UPSCALES`: an upscaler enlarges the image."""
+        return self.hires_upscale or UPSCALES[1 if self.hires_upscaler else 0]
+
+    @property
     def second_strength(self) -> float:
         """The strength of the second pass: 0.7 unless something else is asked for."""
         return 0.7 if self.hires_strength is None else self.hires_strength
@@ -231,7 +243,9 @@ class Request:
             "mask_hash": mask.digest if mask else None,
             "mask_blur": self.blur if mask else None,
             "mask_padding": self.padding if self.only_masked else None,
-            "hires_upscale": (self.hires_upscale or UPSCALES[0]) if self.hires else None,
+            "hires_upscale": self.hires_start if self.hires else None,
+            "hires_upscaler": self.hires_upscaler.stem if self.hires_upscaler else None,
+            "upscale": self.upscale.stem if self.upscale else None,
             "hires_strength": self.second_strength if self.hires else None,
             "refiner": self.refiner.resolve().name if self.refiner else None,
             "refiner_start": self.base_share if self.refiner else None,
@@ -264,6 +278,8 @@ GOES_WITH = {
     "hires_upscale": "hires",
     "hires_strength": "hires",
     "hires_steps": "hires",
+    "hires_upscaler": "hires",
+    "upscale_by": "upscale",
     "refiner_start": "refiner",
 }
 """Fields of a request that mean nothing without another one."""
@@ -295,6 +311,11 @@ def check_tasks(request: Request) -> None:
         )
     if request.hires_upscale not in (None, *UPSCALES):
         raise UsageError(f"--hires-upscale {request.hires_upscale!r} is not one of {', '.join(UPSCALES)}")
+    if request.hires_upscaler and request.hires_start != UPSCALES[1]:
+        raise UsageError(
+            f"--hires-upscaler enlarges the image, and --hires-upscale {request.hires_upscale} the latents",
+            hint="Leave one of them out.",
+        )
     if request.init_image and request.mask:
         _check_mask(request.init_image, request.mask)
 

@@ -179,6 +179,7 @@ def joined(results: Sequence[Generation]) -> Generation:
         denoise=round(denoise, 4),
         first_step=first.seconds.first_step,
         decode=round(sum(each.seconds.decode for each in results), 4),
+        upscale=round(sum(each.seconds.upscale for each in results), 4),
     )
     return replace(
         first,

@@ -104,6 +104,13 @@ class GenerationOptions(TypedDict, total=False):
     """Share of the steps that change the enlarged image; 0.7 by default."""
     hires_steps: int | None
     """Steps of the second pass, of which ``hires_strength`` takes its share; by default as many as ``steps``."""
+    hires_upscaler: str | Path | None
+    """An upscaler's file (``.pth``, ``.safetensors`` or ``.onnx``) that enlarges the decoded image before the second
+    pass, in place of interpolation."""
+    upscale: str | Path | None
+    """An upscaler's file that enlarges each finished image; ESRGAN and its kin, as for :func:`sdort.upscale`."""
+    upscale_by: float | None
+    """How many times as high and wide ``upscale`` makes an image; by default what the upscaler was made for."""
     refiner: str | Path | None
     """The folder of a second pipeline that takes the last steps: SDXL's refiner, or another model of the same
     latents."""

@@ -25,6 +25,7 @@ ARGUMENTS = {
     "export": ["model", "out"], "optimize": ["model", "out"], "run": ["model", "--prompt", "a cat"],
     "verify": ["model"], "bench": ["model"], "inspect": ["model"], "warm": ["model"], "integrate comfyui": ["place"],
     "tuning export": ["file"], "tuning import": ["taken"], "ops tune": ["model"], "add": ["model"],
+    "upscale": ["taken", "--model", "taken"],
 }  # fmt: skip
 """Command -> what it cannot do without."""
 
@@ -34,7 +35,7 @@ FUNCTIONS = {
     "tuning export": "export_tuning", "tuning import": "import_tuning", "tuning verify": "verify_tuning",
     "tuning prune": "prune_tuning", "cache list": "list_cache", "cache clean": "clean_cache", "ops build": "build_ops",
     "ops tune": "tune_ops", "doctor": "diagnose", "fusions": "list_fusions", "add": "add_model",
-    "cache limit": "cache_limit",
+    "cache limit": "cache_limit", "upscale": "upscale",
 }  # fmt: skip
 PLANS = {"export": "plan_export", "optimize": "plan_optimize", "run": "plan_run", "warm": "plan_warm"}
 """What ``--dry-run`` calls."""
@@ -60,7 +61,7 @@ WORDS: dict[str, tuple[list[str], Any]] = {
 
 NOT_FORWARDED = {
     "as_json", "verbose", "quiet", "help_all", "dry_run", "signature", "remove", "show_only", "diff", "exit_code",
-    "placement", "model", "out", "pipeline", "prompt", "source", "candidate", "path", "paths", "file",
+    "placement", "model", "images", "out", "pipeline", "prompt", "source", "candidate", "path", "paths", "file",
 }  # fmt: skip
 NEEDED = {"certificate": ["--sign", "taken"], "io_fp16": ["--fp16"], "fp16_plan": ["--fp16"]}
 """Option -> the words without which it means nothing."""
@@ -89,7 +90,7 @@ def words_of(option: click.Parameter) -> tuple[list[str], Any]:
         choice = next(each for each in reversed(kind.choices) if each != option.default)
         return [name, choice], (choice,) if option.multiple else choice
     if isinstance(kind, Whole):
-        number = {"opset": 20, "height": 96, "width": 96, "clip_skip": 2}.get(option.name or "", 9)
+        number = {"opset": 20, "height": 96, "width": 96, "clip_skip": 2, "tile": 96}.get(option.name or "", 9)
         return [name, str(number)], number
     if isinstance(kind, Real):
         return [name, "0.5" if option.name != "hires" else "1.5"], 0.5 if option.name != "hires" else 1.5

@@ -46,6 +46,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "list": ("list_models",),
     "remove": ("remove_model",),
     "cache limit": ("cache_limit",),
+    "upscale": ("upscale",),
     "verify": ("verify",),
     "bench": ("bench",),
     "inspect": ("inspect", "compare", "placement"),

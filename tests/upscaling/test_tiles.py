@@ -1,0 +1,86 @@
+"""Images made larger in tiles: what tiles change, and how large they are."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+
+from sdort.model.signature import Array
+from sdort.upscaling import tiles
+from sdort.upscaling.tiles import enlarge, make_tiling
+
+SIZES = (1, 2, 31, 63, 64, 65, 100, 127, 128, 129, 200, 331)
+
+
+def nearest(scale: int) -> tiles.Run:
+    return lambda image: image.repeat(scale, 2).repeat(scale, 3)
+
+
+def blurred(radius: int) -> tiles.Run:
+    """A network whose pixels depend on those up to ``radius`` away, with zeros outside of its image."""
+
+    def run(image: Array) -> Array:
+        for axis in (2, 3):
+            margin = [(0, 0)] * 4
+            margin[axis] = (radius, radius)
+            wide = np.pad(image, margin)
+            length = image.shape[axis]
+            image = np.mean([np.take(wide, range(k, k + length), axis) for k in range(2 * radius + 1)], axis=0)
+        return image
+
+    return run
+
+
+@pytest.mark.parametrize(("multiple", "whole"), [(1, False), (2, False), (4, False), (16, False), (1, True), (2, True)])
+def test_every_pixel_comes_from_its_place(multiple: int, whole: bool) -> None:
+    """For all sizes; tiles are no larger than asked for, start at multiples, and are of one size."""
+    rng = np.random.default_rng(0)
+    for size in itertools.product(SIZES, (5, 64, 130, 257)):
+        tiling = make_tiling(size, 64, multiple, whole=whole)
+        assert max(tiling.height, tiling.width) <= 64
+        assert not any(number % multiple for number in (tiling.height, tiling.width, *tiling.tops, *tiling.lefts))
+        assert (tiling.height, tiling.width) == (64, 64) or not whole
+        pixels = rng.integers(0, 256, (*size, 2), np.uint8)
+        seen: list[tuple[int, int]] = []
+        made = enlarge(nearest(2), pixels, 2, tiling, lambda *tile, seen=seen: seen.append(tile))
+        assert (made == pixels.repeat(2, 0).repeat(2, 1)).all()
+        assert seen == [(number, tiling.count) for number in range(1, tiling.count + 1)]
+
+
+def test_tiles_change_nothing_where_the_network_sees_no_further_than_their_margin() -> None:
+    """A quarter of the overlap."""
+    pixels = np.random.default_rng(0).integers(0, 256, (200, 170, 3), np.uint8)
+    whole = enlarge(blurred(4), pixels, 1, make_tiling((200, 170), 256))
+    tiling = make_tiling((200, 170), 64)
+    assert tiling.count > 9
+    assert np.abs(whole.astype(int) - enlarge(blurred(4), pixels, 1, tiling)).max() <= 1
+
+
+def test_seams_are_small_where_it_sees_further() -> None:
+    """A mean over 25 x 25 pixels, of which a tile's edge lacks half: without overlap it would be half as bright."""
+    pixels = np.full((300, 300, 1), 200, np.uint8)
+    whole = enlarge(blurred(12), pixels, 1, make_tiling((300, 300), 512))
+    found = enlarge(blurred(12), pixels, 1, make_tiling((300, 300), 128))
+    assert np.abs(whole.astype(int) - found).max() < 200 / 10
+    steps = np.abs(np.diff(found[50:-50, 50:-50, 0].astype(int), axis=1))
+    assert steps.max() <= 6
+
+
+@pytest.mark.parametrize("size", [(512, 512), (1000, 700), (4096, 64)])
+def test_no_tile_is_needless(size: tuple[int, int]) -> None:
+    """As few as reach across with the least overlap."""
+    for tile in (64, 256, 512):
+        tiling = make_tiling(size, tile)
+        for length, starts, side in zip(size, (tiling.tops, tiling.lefts), (tiling.height, tiling.width), strict=True):
+            overlap = min(tiles.OVERLAP, tile // 4)
+            assert len(starts) == 1 or length > tile + (len(starts) - 2) * (tile - overlap)
+            assert all(b - a <= side - overlap + 1 for a, b in itertools.pairwise(starts))
+
+
+def test_a_fixed_size_is_kept() -> None:
+    tiling = make_tiling((100, 20), 512, fixed=(48, 40))
+    assert (tiling.height, tiling.width, tiling.lefts) == (48, 40, (0,))
+    pixels = np.random.default_rng(0).integers(0, 256, (100, 20, 3), np.uint8)
+    assert (enlarge(nearest(3), pixels, 3, tiling) == pixels.repeat(3, 0).repeat(3, 1)).all()
