@@ -14,6 +14,7 @@ from unittest.mock import Mock
 
 import pytest
 from click.testing import CliRunner
+from support.runtime_copies import install
 
 from sdort.cli import cli
 from sdort.errors import OutputError, UsageError
@@ -159,6 +160,20 @@ def test_another_folder_is_refused(comfyui: Path, place: str, missing: str, mess
         (comfyui / "custom_nodes").touch()
     with pytest.raises(UsageError, match=message):
         write_comfyui_nodes(comfyui / place)
+
+
+def test_without_sdort_the_nodes_say_how_it_comes_without_another_torch_or_onnx_runtime(comfyui: Path) -> None:
+    """Imported where sdort is not: ComfyUI logs what the import raises."""
+    folder = write_comfyui_nodes(comfyui).path
+    for present, extras in ((True, "export"), (False, "cpu,export")):
+        site = comfyui / f"site-{present}"
+        install(site, "torch", "2.14.1+rocm7.2", ("torch/__init__.py",))
+        if present:
+            install(site, "acme-ort", "1.27")
+        code = f"import sys; sys.path[:0] = [{str(site)!r}]; exec(open({str(folder / '__init__.py')!r}).read())"
+        done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+        said = done.stderr.strip().splitlines()[-1]
+        assert f"-m pip install '.[{extras}]' 'torch==2.14.1+rocm7.2'" in said, said
 
 
 def test_the_command_says_what_it_did(comfyui: Path) -> None:

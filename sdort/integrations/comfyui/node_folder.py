@@ -28,12 +28,16 @@ _INIT = '''"""sdort's nodes for ComfyUI. Written by `sdort integrate comfyui`; t
 try:
     from sdort.integrations.comfyui.nodes import NODE_CLASS_MAPPINGS, NODE_DISPLAY_NAME_MAPPINGS
 except ImportError as error:
+    import importlib.util
     import sys
+    from importlib.metadata import version
 
+    # Neither a second ONNX Runtime nor another torch: pip replaces none that it is asked for.
+    extras = "export" if importlib.util.find_spec("onnxruntime") else "cpu,export"
     raise ImportError(
         f"sdort's nodes cannot be loaded, as the Python that runs ComfyUI ({sys.executable}) lacks something: {error}. "
-        f"Install sdort there, with one ONNX Runtime: in sdort's checkout  {sys.executable} -m pip install "
-        "'.[cpu,export]'  (or rocm, cuda, migraphx in the place of cpu). It leaves ComfyUI's torch as it is."
+        f"Install sdort there, in sdort's checkout:  {sys.executable} -m pip install '.[{extras}]' "
+        f"'torch=={version('torch')}'  (rocm, cuda or migraphx in the place of cpu, for your GPU)"
     ) from error
 
 __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
