@@ -13,7 +13,7 @@ from sdort.cli.number_types import Size, Whole
 from sdort.cli.options import needs, signing_options
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import OPSET
-from sdort.model.component_names import EXPORTED
+from sdort.model.component_names import COMPONENTS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -46,6 +46,7 @@ _PATH = click.Path(path_type=Path)
     sections={
         "Parts of the checkpoint": (
             "components", "variant", "vae", "scheduler", "prediction_type", "config", "ema", "allow_pickle",
+            "safety_checker",
         ),
     },
     common=("lora", "vae", "control", "ip_adapter", "variant", "components", "dry_run", "overwrite"),
@@ -58,8 +59,13 @@ _PATH = click.Path(path_type=Path)
     "components",
     multiple=True,
     metavar="NAME",
-    type=click.Choice(EXPORTED),
+    type=click.Choice(COMPONENTS),
     help="Export only this component (repeatable). The default is all components.",
+)
+@click.option(
+    "--safety-checker/--no-safety-checker",
+    default=True,
+    help="Export the pipeline's safety checker too. sdort run --safety asks it.",
 )
 @click.option("--opset", type=Whole(OPSET), default=23, help="ONNX opset. The Attention operator needs 23.")
 @click.option(

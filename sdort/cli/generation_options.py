@@ -327,6 +327,17 @@ _IP_ADAPTER: tuple[Option, ...] = (
     ),
 )
 
+_SAFETY: tuple[Option, ...] = (
+    click.option(
+        "--safety",
+        type=click.Choice(["on", "off", "replace"]),
+        show_default="on, if the pipeline has a safety checker",
+        help="What happens to an image that the pipeline's safety checker flags. on: sdort does not write it, writes "
+        "the others, and ends with exit code 1. replace: a black image takes its place. off: sdort does not ask the "
+        "checker.",
+    ),
+)
+
 _GROUPS: dict[str, tuple[Option, ...]] = {
     "Prompts and images": _TEXT_TO_IMAGE,
     "Sampling": _SAMPLING,
@@ -337,6 +348,7 @@ _GROUPS: dict[str, tuple[Option, ...]] = {
     "Control images": _CONTROL,
     "IP-Adapter": _IP_ADAPTER,
     "Previews": _PREVIEWS,
+    "Safety checker": _SAFETY,
     "Refiner": _REFINER,
 }
 """Heading of the help -> its options, the most used first."""

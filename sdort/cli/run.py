@@ -12,6 +12,7 @@ from sdort.cli.generation_options import SECTIONS, generation_options
 from sdort.cli.number_types import Whole
 from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
+from sdort.errors import SdortError
 from sdort.errors.number_ranges import QUALITY
 
 if TYPE_CHECKING:
@@ -85,6 +86,7 @@ def command(
     from sdort.console import conclude, emit_json, is_quiet, say
     from sdort.first_use.command import plan_run, run
     from sdort.generation.last_lines import summarize
+    from sdort.generation.result import refuse_withheld
 
     source = click.get_current_context().get_parameter_source
     # An image says what the command line does not: defaults are the functions' own.
@@ -98,11 +100,15 @@ def command(
     result = run(pipeline, prompt, placement=placement, **options)
     if as_json:
         emit_json(result)
+        if any(image.withheld for image in result.images):
+            # The record says which; the error as a second object would make stdout no JSON.
+            raise click.exceptions.Exit(SdortError.exit_code)
         return
     if result.placement:
         show_placement(result.placement, result.placement_remarks)
     if not is_quiet():
         conclude(summarize(result))
+    refuse_withheld(result)
 
 
 def _show_plan(plan: RunPlan, as_json: bool) -> None:

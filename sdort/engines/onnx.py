@@ -13,7 +13,6 @@ from sdort.generation.images import Generated
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_case, refuse_generation
 from sdort.generation.request import Request
-from sdort.model.component_names import SAFETY_CHECKER
 from sdort.model.signature import Array, static_size
 from sdort.onnx_io.precision_mark import made_for_bf16
 from sdort.pipelines.content_check import checked
@@ -39,12 +38,11 @@ class OnnxEngine:
         self.options = options
         with checked(path, options.check) as content:
             self.folder: PipelineFolder = open_folder(path, ())
-            content.reads(model for name, model in self.folder.models.items() if name != SAFETY_CHECKER)
+            content.reads(self.folder.models[name] for name in self.folder.compared)
         self._sessions: dict[str, Session] = {}
 
     def components(self) -> list[str]:
-        names = [name for name in self.folder.models if name != SAFETY_CHECKER]
-        return [*names, *([WHOLE_PIPELINE] if self.folder.generates and self._from_noise() else [])]
+        return [*self.folder.compared, *([WHOLE_PIPELINE] if self.folder.generates and self._from_noise() else [])]
 
     def _from_noise(self) -> bool:
         """Whether the UNet takes latent noise alone; an inpainting UNet takes more channels."""

@@ -13,13 +13,15 @@ from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
+from sdort.exporter.pipeline_parts import exported_class
 from sdort.exporter.source import PROCESSORS
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine.model_folder import check_model_folder
 from sdort.machine.optional_packages import COMPARING, need_packages
-from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
+from sdort.model.component_names import CLIP_PIXELS, DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
 from sdort.model.vae_levels import vae_factor
+from sdort.pipelines.checkpoints.clip_vision import vision_settings
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, component_schema
 from sdort.pipelines.configs import INDEX, check_processor, read_config
 from sdort.pipelines.folder import pixels_of
@@ -35,8 +37,11 @@ _MODULES = {
     "unet": ("unet", "forward"),
     ENCODER: ("vae", "encode"),
     DECODER: ("vae", "decode"),
+    SAFETY_CHECKER: (SAFETY_CHECKER, "forward"),
 }
 _PARTS = {part for part, _ in _MODULES.values()}
+_DRAWS = _PARTS - {SAFETY_CHECKER}
+"""The parts that make an image."""
 
 
 def check_checkpoint(path: Path) -> None:
@@ -95,7 +100,7 @@ class TorchEngine:
 
     def pipeline(self, component: str) -> Any:
         """A diffusers pipeline on the device; only the part that ``component`` needs, or all of it."""
-        needed = _PARTS if component == WHOLE_PIPELINE else {_MODULES[component][0]}
+        needed = _DRAWS if component == WHOLE_PIPELINE else {_MODULES[component][0]}
         if self._pipeline is None or not needed <= self._loaded:
             self._pipeline, self._loaded = self._load(needed), set(needed)
         return self._pipeline
@@ -107,7 +112,7 @@ class TorchEngine:
         from sdort.console import quiet_libraries
 
         lacking = {name for name, entry in self.index.items() if entry == [None, None]}
-        skipped = {*(self._parts() - needed), SAFETY_CHECKER, *lacking} & self.index.keys()
+        skipped = (((self._parts() | {SAFETY_CHECKER}) - needed) | lacking) & self.index.keys()
         try:
             with quiet_libraries():
                 pipeline = DiffusionPipeline.from_pretrained(
@@ -130,11 +135,14 @@ class TorchEngine:
 
     def _parts(self) -> set[str]:
         """The pipeline's parts with weights that sdort knows."""
-        return {name for name in _PARTS if self.index.get(name) and self.index[name][1] is not None}
+        classes = {name: (self.index.get(name) or [None, None])[1] for name in _PARTS}
+        if not exported_class(SAFETY_CHECKER, classes[SAFETY_CHECKER]):
+            del classes[SAFETY_CHECKER]
+        return {name for name, class_name in classes.items() if class_name is not None}
 
     def components(self) -> list[str]:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
-        whole = self._parts() | {"text_encoder_2"} == _PARTS
+        whole = self._parts() | {"text_encoder_2", SAFETY_CHECKER} == _PARTS
         generates = whole and self.config("unet")["in_channels"] == self.config("vae")["latent_channels"]
         return [*names, *([WHOLE_PIPELINE] if generates else [])]
 
@@ -182,6 +190,10 @@ class TorchEngine:
         """A component on inputs named as in :meth:`inputs`."""
         part, method = _MODULES[component]
         module = getattr(self.pipeline(component), part)
+        if component == SAFETY_CHECKER:
+            from sdort.exporter.torch_modules import SafetyScores
+
+            module = SafetyScores(module)
         # Calling the module itself is what torch.compile replaces.
         call = module if method == "forward" else getattr(module, method)
         return ComponentRunner(call, component, feeds, self.device, self._dtype, self.guard)
@@ -191,6 +203,10 @@ class TorchEngine:
         if component.startswith("text_encoder"):
             return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", TOKENS))}
         config = self.config(_MODULES[component][0])
+        if component == SAFETY_CHECKER:
+            vision = vision_settings(config)
+            side = vision["image_size"]
+            return {CLIP_PIXELS: TensorSpec(CLIP_PIXELS, np.dtype("float32"), ("batch", 3, side, side))}
         shapes: dict[str, tuple[int | str, ...]]
         if component.startswith("vae"):
             channels = config["in_channels" if component == ENCODER else "latent_channels"]

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from sdort.engines.torch_prompts import prompt_arguments
+from sdort.exporter.signatures import CONCEPTS
 from sdort.generation.images import Generated, to_image
 from sdort.generation.request import Request
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
 
 RunGuard = Callable[[Callable[[], Any]], Any]
@@ -70,6 +71,8 @@ class ComponentRunner:
             if "latents" in encoded:  # of a tiny VAE
                 return {"latent_sample": encoded["latents"]}
             return {"latent_parameters": encoded["latent_dist"].parameters}
+        if self.component == SAFETY_CHECKER:
+            return dict(zip(CONCEPTS, self.call(**self.arguments), strict=True))
         return self.call(**self.arguments, return_dict=True)
 
     def result(self) -> dict[str, Array]:
@@ -79,7 +82,7 @@ class ComponentRunner:
             named = {"out_sample": values[0]}
         elif self.component == DECODER:
             named = {"sample": values[0]}
-        elif self.component == ENCODER:
+        elif self.component in (ENCODER, SAFETY_CHECKER):
             named = values
         else:
             named = {name: values[name] for name in _TEXT_OUTPUTS if name in values}

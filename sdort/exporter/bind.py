@@ -18,7 +18,7 @@ _FLOATS = {np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), np.
 # Tensors of older checkpoints that the architectures no longer have as parameters.
 _IGNORED = (
     # CLIP: 0, 1, 2, ...; a buffer that transformers saved until 4.31.
-    re.compile(r"(?:text_model\.)?embeddings\.position_ids"),
+    re.compile(r"(?:(?:text|vision)_model\.)*embeddings\.position_ids"),
     re.compile(r"logit_scale"),
 )
 _VISION = ("vision_model.", "visual_projection.")
@@ -74,6 +74,9 @@ def _aliases(name: str) -> Iterator[str]:
     # transformers 5 dropped CLIPTextModel's inner module of that name (CLIPTextModelWithProjection kept it).
     yield name.removeprefix("text_model.")
     yield f"text_model.{name}"
+    # transformers 5 dropped CLIPVisionModel's too, which a safety checker has in a module of the same name.
+    if name.startswith("vision_model."):
+        yield name.removeprefix("vision_model.")
     old = _VAE_ATTENTION.fullmatch(name)
     if old:
         yield f"{old[1]}{_VAE_NAMES[old[2]]}{old[3]}"

@@ -17,12 +17,15 @@ from sdort.console import say
 from sdort.errors import BadModelError
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.machine.optional_packages import COMPARING, need_packages
+from sdort.model.component_names import SAFETY_CHECKER, TEXT_ENCODERS
 from sdort.model.weights import Weight
 from sdort.pipelines.config_schemas import SHARD_INDEX
 from sdort.pipelines.configs import TABLE_BYTES, read_component_config, read_config
 from sdort.pipelines.safetensors import read_tensors
 
 _DIFFUSERS, _TRANSFORMERS = "diffusion_pytorch_model", "model"
+_OF_TRANSFORMERS = (*TEXT_ENCODERS, SAFETY_CHECKER)
+"""Components whose classes are transformers' models, and are saved as these are."""
 _PICKLES = {_DIFFUSERS: "diffusion_pytorch_model", _TRANSFORMERS: "pytorch_model"}
 """Stem of the names of safetensors -> that of pickles."""
 
@@ -39,7 +42,7 @@ def read_checkpoint(folder: Path, component: str, variant: str | None, allow_pic
     Raises:
         BadModelError: there are no weights of that variant, they are pickled, or a file is broken.
     """
-    stem = _TRANSFORMERS if component.startswith("text_encoder") else _DIFFUSERS
+    stem = _TRANSFORMERS if component in _OF_TRANSFORMERS else _DIFFUSERS
     # By name alone: a pipe or a broken link in the place of one is an error, no reason to read another.
     names = [name for name in _names(stem, variant) if os.path.lexists(folder / name)]
     if names:

@@ -35,7 +35,7 @@ from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import WritePlan
 from sdort.machine.optional_packages import TRACING, need_packages
-from sdort.model.component_names import CONTROLNET, DECODER, IMAGE_ENCODER
+from sdort.model.component_names import CONTROLNET, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.vae_levels import vae_factor
 from sdort.model.weights import Reshaped, Unwritten, Weight
 from sdort.onnx_io.constant_weights import refuse_constant
@@ -152,7 +152,9 @@ def _reads(model: str, request: ExportRequest) -> list[Path]:
 
 
 def _components(source: Source, request: ExportRequest, cache: TraceCache) -> list[ComponentSpec]:
-    components = select_components(source, request.components, cache, control=request.control)
+    components = select_components(
+        source, request.components, cache, control=request.control, safety_checker=request.safety_checker
+    )
     for option, given in (("--control", request.control), ("--ip-adapter", request.ip_adapters.adapters)):
         if given and all(component.name != "unet" for component in components):
             raise UsageError(f"{option} is for a UNet, which is not among what is exported", hint="Leave it out.")
@@ -437,7 +439,7 @@ def _at_static_size(
     # Classifier-free guidance runs every latent with and without the prompt, in one batch.
     guided = sizes | {"batch_size": 2 * size.batch}
     one = sizes | {"batch_size": 1}
-    per_component = {"unet": guided, CONTROLNET: guided, IMAGE_ENCODER: one}
+    per_component = {"unet": guided, CONTROLNET: guided, IMAGE_ENCODER: one, SAFETY_CHECKER: one}
     return [at_size(component, per_component.get(component.name, sizes)) for component in components]
 
 

@@ -31,7 +31,7 @@ _NO_EFFECT = {
 _NO_EFFECT["AutoencoderTiny"] = _NO_EFFECT["AutoencoderKL"] | {"latent_magnitude", "latent_shift"}
 _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = _NO_EFFECT[
     "CLIPVisionModelWithProjection"
-] = {
+] = _NO_EFFECT["StableDiffusionSafetyChecker"] = {
     "architectures",
     "attention_dropout",
     "attn_implementation",
@@ -76,6 +76,10 @@ def class_defaults(class_name: str) -> dict[str, Any]:
         from transformers import CLIPVisionConfig
 
         defaults = {**_public(CLIPVisionConfig()), "projections": []}
+    elif class_name == "StableDiffusionSafetyChecker":
+        from transformers import CLIPVisionConfig
+
+        defaults = _public(CLIPVisionConfig())
     else:
         import inspect
 

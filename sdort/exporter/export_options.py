@@ -15,6 +15,7 @@ from sdort.errors.option_types import check_types
 from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles
 from sdort.exporter.replacements import MadeWith, Replacements
 from sdort.machine.cache_folder import traces_folder
+from sdort.model.component_names import SAFETY_CHECKER
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, parse_embedding_choice
 
@@ -56,6 +57,9 @@ class ExportOptions(TypedDict, total=False):
 
     components: Collection[str]
     """The components to export; by default all of them."""
+    safety_checker: bool
+    """Export the pipeline's safety checker too, if it has one, as ``safety`` of :func:`sdort.run` asks it. True by
+    default."""
     opset: int
     """The ONNX opset, 18 to 25; 23 by default, the first with Attention."""
     static: str | StaticSize | None
@@ -105,6 +109,7 @@ class ExportRequest:
     allow_pickle: bool
     replaced: Replacements
     cache_dir: Path
+    safety_checker: bool = True
     adapters: Sequence[AdapterChoice] = ()
     embeddings: Sequence[EmbeddingChoice] = ()
     ip_adapters: IpAdapterFiles = NO_IP_ADAPTERS
@@ -131,6 +136,8 @@ def check_options(options: ExportOptions) -> ExportRequest:
         UsageError: a value is none that the option can have.
     """
     check_types(options, get_type_hints(ExportOptions))
+    if not options.get("safety_checker", True) and SAFETY_CHECKER in options.get("components", ()):
+        raise UsageError("--component safety_checker and --no-safety-checker exclude each other")
     cache_dir = options.get("cache_dir")
     config, vae, encoder = options.get("config"), options.get("vae"), options.get("image_encoder")
     return ExportRequest(
@@ -148,6 +155,7 @@ def check_options(options: ExportOptions) -> ExportRequest:
             options.get("ema", False),
         ),
         Path(cache_dir) if cache_dir else traces_folder(),
+        options.get("safety_checker", True),
         [
             demo_adapter(parse_adapter_choice(each) if isinstance(each, str) else each)
             for each in options.get("lora", ())

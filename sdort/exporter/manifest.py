@@ -17,6 +17,7 @@ from sdort.exporter.signatures import FOLDERS, ComponentSpec, GraphTensor
 from sdort.exporter.source import PROCESSORS, AppliedIpAdapter, Source
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
+from sdort.model.component_names import SAFETY_CHECKER
 from sdort.pipelines.configs import INDEX, write_json
 from sdort.pipelines.origin import ORIGIN, origin_mark
 from sdort.pipelines.own_files import write_own_files
@@ -128,14 +129,17 @@ def _with_size(applied: AppliedAdapter | AddedWord) -> dict[str, Any]:
 
 
 def write_index(folder: Path, source: Source, exported: list[ComponentSpec]) -> None:
-    """Write ``model_index.json`` with the components that were exported or copied; the others become null."""
+    """Write ``model_index.json`` with the components that were exported or copied; the others become null.
+
+    So does a safety checker: of that diffusers and optimum would load the class's own weights, and not its graph.
+    """
     kept = {component.name for component in exported} | set(PROCESSORS)
-    kept |= {FOLDERS[component.name] for component in exported}
+    kept = (kept | {FOLDERS[component.name] for component in exported}) - {SAFETY_CHECKER}
     index: dict[str, Any] = {}
     for name, entry in source.index.items():
         is_component = isinstance(entry, list) and len(entry) == 2 and not name.startswith("_")
         index[name] = [None, None] if is_component and name not in kept else entry
-    # Safety checkers are not exported; without this diffusers would warn about the missing one.
+    # Without this diffusers would warn that there is none.
     index["requires_safety_checker"] = False
     index.pop("_name_or_path", None)
     write_json(folder / INDEX, index)

@@ -11,12 +11,11 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES
-from sdort.model.component_names import IMAGE_ENCODER
+from sdort.model.component_names import IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.pipelines.file_kind import EXPORTED
 from sdort.pipelines.weight_names import EDITING, INPAINTING, unet_variant
 
 VISION = "CLIPVisionModelWithProjection"
-SAFETY_CHECKER = "safety_checker"
 
 _CLASSES: Mapping[str, tuple[str, ...]] = {
     "unet": ("UNet2DConditionModel",),
@@ -25,6 +24,7 @@ _CLASSES: Mapping[str, tuple[str, ...]] = {
     "controlnet": ("ControlNetModel",),
     "adapter": ("T2IAdapter",),
     IMAGE_ENCODER: (VISION,),
+    SAFETY_CHECKER: ("StableDiffusionSafetyChecker",),
 }
 """Part of a pipeline -> its classes that are exported."""
 _WITHOUT_WEIGHTS = re.compile(
@@ -44,8 +44,8 @@ def exported_class(folder: str, class_name: Any) -> bool:
 def check_parts(index: Mapping[str, Any], name: str) -> None:
     """Refuse a pipeline that has models which are not exported.
 
-    Left out are the safety checker, whose answers sdort does not ask for, and the image encoder of a pipeline that is
-    conditioned by text, which only IP-Adapters use: ``--ip-adapter`` exports it.
+    Left out are safety checkers of classes that sdort does not know, which change no image, and the image encoder of a
+    pipeline that is conditioned by text, which only IP-Adapters use: ``--ip-adapter`` exports it.
 
     Args:
         index: its ``model_index.json``.

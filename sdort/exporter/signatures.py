@@ -15,7 +15,9 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import CLIP_SKIP as CLIP_SKIPS
 from sdort.model.component_names import (
+    CLIP_PIXELS,
     CLIP_SKIP,
+    CONCEPT_SCORES,
     CONTROLNET,
     DECODER,
     ENCODER,
@@ -24,6 +26,8 @@ from sdort.model.component_names import (
     IMAGE_TOKENS,
     NEGATIVE_IMAGE_TOKENS,
     PLAIN,
+    SAFETY_CHECKER,
+    SPECIAL_CARE_SCORES,
     T2I_ADAPTER,
 )
 from sdort.model.vae_levels import vae_factor
@@ -38,6 +42,7 @@ FOLDERS = {
     CONTROLNET: "controlnet",
     T2I_ADAPTER: "adapter",
     IMAGE_ENCODER: IMAGE_ENCODER,
+    SAFETY_CHECKER: SAFETY_CHECKER,
 }
 """ComponentSpec -> the checkpoint's folder that holds its config and weights, in the order of export."""
 
@@ -50,8 +55,12 @@ LIBRARIES = {
     "ControlNetModel": "diffusers",
     "T2IAdapter": "diffusers",
     "CLIPVisionModelWithProjection": "transformers",
+    "StableDiffusionSafetyChecker": "diffusers",
 }
 """The architectures that can be exported, and where their code is."""
+
+CONCEPTS = {CONCEPT_SCORES: 17, SPECIAL_CARE_SCORES: 3}
+"""Outputs of a safety checker -> the number of concepts that diffusers' class has for each."""
 
 VAES = ("AutoencoderKL", "AutoencoderTiny")
 """Those of them that are VAEs; the second is TAESD's."""
@@ -118,6 +127,8 @@ def describe_component(
             inputs, outputs = _t2i_adapter(config)
         elif name == IMAGE_ENCODER:
             inputs, outputs = _image_encoder(config)
+        elif name == SAFETY_CHECKER:
+            inputs, outputs = _safety_checker(config)
         elif FOLDERS[name] == "vae":
             inputs, outputs = _vae(name, class_name, config)
         else:
@@ -178,14 +189,22 @@ def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: boo
 
 
 def _image_encoder(config: Mapping[str, Any]) -> GraphSignature:
-    side = _size(config, "image_size")
     outputs = []
     for number, projection in enumerate(config["projections"]):
         dims = ("batch_size", _size(projection, "tokens"), _size(projection, "width"))
         names = [IMAGE_TOKENS, *([NEGATIVE_IMAGE_TOKENS] if projection["kind"] == PLAIN else [])]
         outputs += [GraphTensor(f"{name}.{number}", "float32", dims) for name in names]
-    pixels = ("batch_size", _size(config, "num_channels"), side, side)
-    return (GraphTensor("pixel_values", "float32", pixels),), tuple(outputs)
+    return (_clip_pixels("pixel_values", config),), tuple(outputs)
+
+
+def _safety_checker(config: Mapping[str, Any]) -> GraphSignature:
+    outputs = [GraphTensor(name, "float32", ("batch_size", count)) for name, count in CONCEPTS.items()]
+    return (_clip_pixels(CLIP_PIXELS, config),), tuple(outputs)
+
+
+def _clip_pixels(name: str, config: Mapping[str, Any]) -> GraphTensor:
+    side = _size(config, "image_size")
+    return GraphTensor(name, "float32", ("batch_size", _size(config, "num_channels"), side, side))
 
 
 def _unet(

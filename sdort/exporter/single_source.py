@@ -12,6 +12,7 @@ from sdort.exporter.checkpoint import has_weights
 from sdort.exporter.replacements import Replacements
 from sdort.exporter.source import LONE, Source, entry_of, read_source
 from sdort.exporter.vae_parts import read_vae
+from sdort.model.component_names import SAFETY_CHECKER
 from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
 from sdort.pipelines.checkpoints.control_file import read_control_file
 from sdort.pipelines.checkpoints.pipeline_files import write_config, write_pipeline_files
@@ -61,6 +62,9 @@ def _with_configs(file: SingleFile, configs: Source, replaced: Replacements) -> 
             say(f"{name}: from {configs.folder}")
         else:
             index[name] = index[name.replace("text_encoder", "tokenizer")] = [None, None]
+    if entry_of(index, SAFETY_CHECKER) and not has_weights(configs.folder / SAFETY_CHECKER):
+        index[SAFETY_CHECKER] = [None, None]
+        say(f"there is no safety checker: {configs.folder} has its config alone")
     _tell_lacks([name for name in file.lacks if not entry_of(index, name)], replaced, file.path.name)
     if unnamed := [name for name in file.tensors if not entry_of(index, name)]:
         parts = " and ".join(f"a {name}" for name in unnamed)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdort.console import warn
+from sdort.console import say, warn
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
@@ -17,8 +17,9 @@ from sdort.exporter.pipeline_parts import check_channels, check_parts, exported_
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.model_folder import check_model_folder
-from sdort.model.component_names import CONTROLS, DECODER, IMAGE_ENCODER
+from sdort.model.component_names import CONTROLS, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.weights import Weight
+from sdort.pipelines.checkpoints.clip_vision import vision_settings
 from sdort.pipelines.config_schemas import PUBLISHED_INDEX, REQUIRED, component_schema, contradiction
 from sdort.pipelines.configs import INDEX, check_processor, read_config
 from sdort.pipelines.file_kind import EXPORTED
@@ -150,12 +151,13 @@ def _is_exported(folder: Path) -> bool:
 
 
 def select_components(
-    source: Source, names: Collection[str], cache: TraceCache, *, control: bool = False
+    source: Source, names: Collection[str], cache: TraceCache, *, control: bool = False, safety_checker: bool = True
 ) -> list[ComponentSpec]:
     """The components to export, described from their configs; all of the pipeline's if ``names`` is empty.
 
     Args:
         control: UNets also take the outputs of a ControlNet and of a T2I-Adapter.
+        safety_checker: False leaves the pipeline's safety checker out, and says so.
 
     Raises:
         UsageError: a name is no component of the pipeline.
@@ -164,11 +166,11 @@ def select_components(
     """
     if not names:
         check_parts(source.index, source.name)
+    left_out = _left_out(source, names, safety_checker=safety_checker)
     classes = {
         name: _class_name(source, name)
         for name, folder in FOLDERS.items()
-        # Without an IP-Adapter nothing takes what a pipeline's image encoder makes.
-        if entry_of(source.index, folder) and (name != IMAGE_ENCODER or source.ip_adapters)
+        if entry_of(source.index, folder) and name not in left_out
     }
     unknown = sorted(set(names) - classes.keys())
     if unknown:
@@ -196,6 +198,20 @@ def select_components(
     ]
 
 
+def _left_out(source: Source, names: Collection[str], *, safety_checker: bool) -> set[str]:
+    """Components of the pipeline that are not exported."""
+    # Without an IP-Adapter nothing takes what a pipeline's image encoder makes.
+    left_out = set() if source.ip_adapters else {IMAGE_ENCODER}
+    entry = entry_of(source.index, SAFETY_CHECKER)
+    if entry and not safety_checker:
+        left_out.add(SAFETY_CHECKER)
+        say(f"the safety checker of {source.name} is left out, as asked")
+    elif entry and not exported_class(SAFETY_CHECKER, entry[1]) and SAFETY_CHECKER not in names:
+        left_out.add(SAFETY_CHECKER)
+        warn(f"the safety checker of {source.name} is left out: sdort does not export a {entry[1]}")
+    return left_out
+
+
 def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, Any]:
     """A component's ``config.json`` with defaults filled in: old configs lack what later versions added."""
     class_name = _class_name(source, name)
@@ -205,6 +221,8 @@ def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, 
     except BadModelError as error:
         error.component = name
         raise
+    if name == SAFETY_CHECKER:  # it is saved as a whole CLIP model
+        config = vision_settings(config)
     if missing := [key for key in REQUIRED[class_name] if key not in config]:
         raise BadModelError(f"the config {path} has no {missing[0]}", component=name, hint=DOWNLOAD_AGAIN)
     # Where somebody's checkpoint once lay is nobody's business.

@@ -12,9 +12,10 @@ import transformers
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.exporter.signatures import INTRABLOCK_INPUTS, ComponentSpec
+from sdort.exporter.signatures import CONCEPTS, INTRABLOCK_INPUTS, ComponentSpec
 from sdort.model.component_names import (
     CLIP_SKIP,
+    CONCEPT_SCORES,
     CONTROLNET,
     DECODER,
     ENCODER,
@@ -23,6 +24,8 @@ from sdort.model.component_names import (
     IMAGE_TOKENS,
     PLAIN,
     RESAMPLER_HEAD,
+    SAFETY_CHECKER,
+    SPECIAL_CARE_SCORES,
     T2I_ADAPTER,
 )
 
@@ -123,6 +126,30 @@ class _ImageEncoder(torch.nn.Module):  # type: ignore[misc]
         return tuple(outputs)
 
 
+class SafetyScores(torch.nn.Module):  # type: ignore[misc]
+    """The scores of images by diffusers' ``StableDiffusionSafetyChecker``, without what it decides by them.
+
+    Cosines of the angles between an image's embedding and those of concepts, less the concepts' thresholds.
+
+    Args:
+        model: diffusers' model, or another one with parts of its names.
+    """
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, clip_input: Any) -> tuple[Any, ...]:
+        normalize = torch.nn.functional.normalize
+        image = normalize(self.model.visual_projection(self.model.vision_model(clip_input)[1]))
+        concepts = [(getattr(self.model, name), getattr(self.model, f"{name}_weights")) for name in _EMBEDS.values()]
+        return tuple(image @ normalize(embeds).T - thresholds for embeds, thresholds in concepts)
+
+
+_EMBEDS = {CONCEPT_SCORES: "concept_embeds", SPECIAL_CARE_SCORES: "special_care_embeds"}
+"""Outputs of a safety checker -> its concepts' parameters in diffusers."""
+
+
 class _ControlNet(torch.nn.Module):  # type: ignore[misc]
     def __init__(self, model: Any, inputs: list[str], pooled: bool) -> None:
         super().__init__()
@@ -213,6 +240,8 @@ def build_module(component: ComponentSpec) -> Any:
         return _T2IAdapter(model)
     if component.name == IMAGE_ENCODER:
         return _ImageEncoder(model, [projection["kind"] for projection in component.config["projections"]])
+    if component.name == SAFETY_CHECKER:
+        return SafetyScores(model)
     if component.name in (ENCODER, DECODER):
         return (_VaeEncoder if component.name == ENCODER else _VaeDecoder)(model)
     return _TextEncoder(model, [spec.name for spec in component.outputs])
@@ -241,6 +270,8 @@ def _construct(component: ComponentSpec) -> Any:
         return getattr(transformers, component.class_name)(config)
     if component.name == IMAGE_ENCODER:
         return _image_encoder(component.config)
+    if component.name == SAFETY_CHECKER:
+        return _safety_checker(component.config)
     # The wrapper takes the means, after the scales.
     unpooled = {"global_pool_conditions": False} if component.name == CONTROLNET else {}
     model = getattr(diffusers, component.class_name)(**{**component.config, **unpooled})
@@ -265,11 +296,23 @@ def _attend_to_images(unet: Any, count: int) -> None:
 
 
 def _image_encoder(config: Mapping[str, Any]) -> Any:
-    settings = {key: value for key, value in config.items() if key != "projections"}
-    vision = transformers.CLIPVisionConfig(**settings, attn_implementation="sdpa")
-    encoder = transformers.CLIPVisionModelWithProjection(vision)
+    encoder = _vision_model({key: value for key, value in config.items() if key != "projections"})
     projections = torch.nn.ModuleList([_projection(projection) for projection in config["projections"]])
     return torch.nn.ModuleDict({"encoder": encoder, "projections": projections})
+
+
+def _safety_checker(config: Mapping[str, Any]) -> Any:
+    """CLIP's vision model with the concepts of diffusers' class, under its names for them."""
+    model, width = _vision_model(config), config["projection_dim"]
+    for output, name in _EMBEDS.items():
+        model.register_parameter(name, torch.nn.Parameter(torch.empty(CONCEPTS[output], width)))
+        model.register_parameter(f"{name}_weights", torch.nn.Parameter(torch.empty(CONCEPTS[output])))
+    return model
+
+
+def _vision_model(config: Mapping[str, Any]) -> Any:
+    vision = transformers.CLIPVisionConfig(**config, attn_implementation="sdpa")
+    return transformers.CLIPVisionModelWithProjection(vision)
 
 
 def _projection(config: Mapping[str, Any]) -> Any:

@@ -19,7 +19,7 @@ from sdort.errors import ParityError
 from sdort.generation.record import AdapterRecord
 from sdort.machine.blas_threads import one_blas_thread
 from sdort.machine.file_digest import file_digest
-from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.overflow import is_finite
 from sdort.model.signature import Array
 from sdort.model.weights import Inline, Weight
@@ -47,7 +47,7 @@ Changes = Mapping[str, Sequence[tuple[Difference, float]]]
 
 def is_adaptable(component: str) -> bool:
     """Whether adapters change a component: the UNet and the text encoders."""
-    return component not in (DECODER, ENCODER, IMAGE_ENCODER)
+    return component not in (DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER)
 
 
 def remark_inputs(session: Session) -> None:

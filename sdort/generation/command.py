@@ -11,7 +11,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdort.console import progress, say
+import numpy as np
+
+from sdort.console import progress, say, warn
 from sdort.errors import ParityError, UsageError
 from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.canvas import make_canvas
@@ -28,8 +30,9 @@ from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.preview_display import previewing
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts
-from sdort.generation.result import Generation, Image, PeakMemory, joined
+from sdort.generation.result import Generation, Image, PeakMemory, any_flagged, joined, replaced_text, withheld_text
 from sdort.generation.running_controls import record_control
+from sdort.generation.safety import is_judged, say_unjudged
 from sdort.generation.speeds import keep_speed, known_seconds
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
@@ -155,13 +158,15 @@ class Pipeline:
 
     def _run_jobs(self, jobs: Sequence[Job], paths: list[Path] | None) -> Generation:
         """The images of jobs, one after the other."""
+        say_unjudged(self._models.folder, [job.requests[0].safety for job in jobs])
         results: list[Generation] = []
         written: list[Path] = []
         left = list(paths or [])
         try:
             for job in jobs:
                 own, left = left[: job.images], left[job.images :]
-                with previewing(self._models, job.previews, own[0] if own else None, self._options):
+                judged = is_judged(job.requests[0].safety)
+                with previewing(self._models, job.previews, own[0] if own else None, self._options, judged=judged):
                     results.append(self._generate(job, own, written))
         except BaseException:
             for path in written:
@@ -188,18 +193,25 @@ class Pipeline:
         keep_generated(models, requests)
         _refuse_bad(bad, len(requests))
         return Generation(
-            **_values(self._record(requests[0])),
+            **_values(replace(self._record(requests[0]), flagged=any_flagged(images))),
             images=images,
             iterations_per_second=round(len(models.timings.steps) / sum(models.timings.steps), 4),
             peak_memory=PeakMemory(peak_resident(), self._device.bytes()),
         )
 
     def _kept(self, request: Request, image: Generated, path: Path | None, job: Job) -> Image:
-        record = replace(self._record(request), variation_seed=image.variation_seed)
-        if path:
-            path = save_image(path, image.pixels, record, image.seed, overwrite=job.overwrite, quality=job.quality)
+        verdict = self._models.judge(image.pixels) if is_judged(request.safety) else None
+        pixels = np.zeros_like(image.pixels) if verdict and verdict.flagged else image.pixels
+        flagged, score = (verdict.flagged, verdict.score) if verdict else (None, None)
+        record = replace(self._record(request), variation_seed=image.variation_seed, flagged=flagged)
         seeds = image.seed, image.variation_seed
-        return Image(path, *seeds, request.prompt, request.negative_prompt, image.pixels, record)
+        kept = Image(None, *seeds, request.prompt, request.negative_prompt, pixels, record, flagged, score)
+        if flagged:
+            warn(withheld_text(kept) if kept.withheld else replaced_text(kept))
+        if path is None or kept.withheld:
+            return kept
+        path = save_image(path, pixels, record, image.seed, overwrite=job.overwrite, quality=job.quality)
+        return replace(kept, path=path)
 
     def _record(self, request: Request) -> GenerationRecord:
         models, options, timings = self._models, self._options, self._models.timings
@@ -213,6 +225,7 @@ class Pipeline:
             first_step=round(timings.steps[0], 4),
             decode=round(timings.decode, 4),
             upscale=round(timings.upscale, 4),
+            judge=round(timings.judge, 4),
         )
         return GenerationRecord(
             **{
@@ -238,6 +251,7 @@ class Pipeline:
             custom_ops=custom_ops_hash(options),
             graph=options.graph,
             decoded=models.decoded,
+            flagged=None,
             widened=dict(models.guard.widened) if models.guard else {},
             seconds=seconds,
             versions=versions(),
@@ -387,7 +401,7 @@ def _with_placement(
     """The result with the placement of each component, which is opened anew and runs twice."""
     folder, placement, lines = models.folder, [], []
     request = replace(requests[0], num_images=sum(request.num_images for request in requests))
-    for component, session in models.sessions.items():
+    for component, session in [(name, models.sessions[name]) for name in folder.compared if name in models.sessions]:
         case = _case(folder, component, request, result, session.provider)
         measured = measure_cases(folder.models, [case], session.provider, options, folder.vae_factor)
         placement += measured

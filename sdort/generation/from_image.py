@@ -102,6 +102,7 @@ WITHOUT_EFFECT = {
     "on_preview": "what is shown meanwhile",
     "preview_every": "what is shown meanwhile",
     "preview_vae": "what is shown meanwhile",
+    "safety": "whoever draws decides it",
 }
 """Options that are not taken from an image -> the reason."""
 

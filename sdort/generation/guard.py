@@ -17,7 +17,7 @@ import numpy as np
 from sdort.console import warn
 from sdort.errors import ParityError, SdortError
 from sdort.generation.running_controls import RunningControls
-from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array
 from sdort.passes.widen import Select, all_nodes, attention_nodes, widen_file
 from sdort.providers.runtime_options import RuntimeOptions
@@ -29,6 +29,7 @@ SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
     "unet": (("its attention", attention_nodes), ("all of it", all_nodes)),
     ENCODER: (("all of it", all_nodes),),
     IMAGE_ENCODER: (("all of it", all_nodes),),
+    SAFETY_CHECKER: (("all of it", all_nodes),),
     DECODER: (("all of it", all_nodes),),
 }
 """Component -> nodes to compute in fp32, the cheapest choice that may help first."""

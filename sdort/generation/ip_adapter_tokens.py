@@ -11,17 +11,17 @@ from functools import partial
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
+from sdort.generation.clip_pixels import clip_pixels
 from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import OPTION, IpAdapterImage
 from sdort.generation.record import IpAdapterRecord
 from sdort.model.component_names import IMAGE_ENCODER, IMAGE_SCALE, IMAGE_TOKENS, NEGATIVE_IMAGE_TOKENS
 from sdort.model.signature import Array, TensorSpec
+from sdort.pipelines.clip_processing import usual_processing
 from sdort.pipelines.families import Conditioning
 from sdort.pipelines.folder import PipelineFolder
 from sdort.workload.image_inputs import count_images, image_inputs
 
-MEAN, DEVIATION = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
-"""Of the channels of the pictures that CLIP was trained on (https://github.com/openai/CLIP, ``clip.py``)."""
 LONGEST = 256
 """The most times that an image is as long as it is wide: resized, it has 12.8 million pixels at 224."""
 
@@ -57,38 +57,16 @@ def check_ip_adapter_images(folder: PipelineFolder, images: Sequence[IpAdapterIm
             hint="Give one image for each IP-Adapter, in the order of their export; a scale of 0 leaves one out.",
         )
     for each in images:
-        _resized(each.image, 1)
+        _refuse_thin(each.image)
 
 
-def clip_pixels(image: InputImage, side: int) -> Array:
-    """An image as CLIP takes it, float32 [1, 3, side, side]: as ``CLIPImageProcessor`` of transformers makes it.
-
-    Its shorter side becomes ``side`` pixels, the middle is cut out, and the channels are normalized.
-
-    Raises:
-        UsageError: it is so long and thin that its resized picture is too large.
-    """
-    from PIL import Image
-
-    height, width = _resized(image, side)
-    picture = image.picture.resize((width, height), Image.Resampling.BICUBIC)
-    top, left = (height - side) // 2, (width - side) // 2
-    cropped = np.asarray(picture)[top : top + side, left : left + side]
-    values = (cropped.astype(np.float64) * (1 / 255)).astype(np.float32)
-    normal = (values - np.asarray(MEAN, np.float32)) / np.asarray(DEVIATION, np.float32)
-    return np.ascontiguousarray(normal.transpose(2, 0, 1)[None])
-
-
-def _resized(image: InputImage, side: int) -> tuple[int, int]:
-    """Height and width at which the shorter of the two is ``side``."""
-    short, long = min(image.size), max(image.size)
-    if long > LONGEST * short:
+def _refuse_thin(image: InputImage) -> None:
+    """Refuse an image that is so long and thin that its resized picture is too large."""
+    if max(image.size) > LONGEST * min(image.size):
         raise UsageError(
             f"{OPTION} {image} has {image.size[1]}x{image.size[0]} pixels, which is too long and thin",
             hint="The image encoder takes the square in its middle: cut out what matters.",
         )
-    longer = int(side * long / short)
-    return (side, longer) if image.size[0] <= image.size[1] else (longer, side)
 
 
 class IpAdapterTokens:
@@ -123,7 +101,7 @@ class IpAdapterTokens:
         for number, each in enumerate(images):
             name, without = f"{IMAGE_TOKENS}.{number}", f"{NEGATIVE_IMAGE_TOKENS}.{number}"
             scale = {f"{IMAGE_SCALE}.{number}": np.full((1, 1), each.scale, np.float32)}
-            made = outputs(each.image.digest, partial(clip_pixels, each.image, side))
+            made = outputs(each.image.digest, partial(clip_pixels, each.image.picture, usual_processing(side)))
             prompt |= {name: made[name], **scale}
             if guided:
                 none = made[without] if without in made else outputs("", partial(_zeros, side))[name]

@@ -32,6 +32,7 @@ from sdort.generation.prompts_file import Lines, read_lines
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import PROMPTS, Request, each_prompt
 from sdort.generation.running_controls import record_control
+from sdort.generation.safety import choose_safety
 from sdort.generation.seeds import read_seeds
 from sdort.generation.typed_options import GenerationOptions, OnProgress, annotations_of
 from sdort.generation.usual_sampling import usual_sampling
@@ -69,11 +70,14 @@ class Job:
         return _named(self.place)
 
     def for_pipeline(self, folder: PipelineFolder) -> Job:
-        """The job with the steps and the guidance that a pipeline was made for, where the caller did not say.
+        """The job with the steps, the guidance and the safety checker of a pipeline, where the caller did not say.
 
         Raises:
-            BadModelError: the folder has no usable scheduler config.
+            BadModelError: the folder has no usable scheduler config, or no safety checker that the caller asks.
         """
+        safety = choose_safety(folder, self.requests[0].safety)
+        if safety != self.requests[0].safety:
+            return replace(self, requests=[replace(each, safety=safety) for each in self.requests]).for_pipeline(folder)
         if self.drawn:
             self.drawn.remark_on_model(folder.model_hash)
             refiner = self.requests[0].refiner

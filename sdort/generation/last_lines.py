@@ -28,9 +28,15 @@ def summarize(result: Generation) -> str:
         "denoise": f"{three_digits(seconds.denoise)} s ({speed(result.iterations_per_second)})",
         "decode": three_digits(seconds.decode) + " s",
         **({"upscale": three_digits(seconds.upscale) + " s"} if seconds.upscale else {}),
+        **({"safety checker": three_digits(seconds.judge) + " s"} if seconds.judge else {}),
     }
-    named = files[0] if len(files) == 1 else f"{len(files)} images, {files[0]} to {files[-1]}"
-    return f"{named}: {', '.join(made)}\n{', '.join(f'{stage} {text}' for stage, text in stages.items())}"
+    return f"{_named(files)}: {', '.join(made)}\n{', '.join(f'{stage} {text}' for stage, text in stages.items())}"
+
+
+def _named(files: Sequence[str]) -> str:
+    if len(files) > 1:
+        return f"{len(files)} images, {files[0]} to {files[-1]}"
+    return files[0] if files else "no image is written"
 
 
 def _each(values: Iterable[str]) -> str:

@@ -18,9 +18,10 @@ from sdort.generation.decode import Plan, planner_of
 from sdort.generation.footprint import activation_bytes, keeps_scores
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
+from sdort.generation.safety import is_judged
 from sdort.generation.stages import plan_stages
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.configs import read_component_config
 from sdort.pipelines.folder import PipelineFolder
@@ -268,6 +269,7 @@ def refuse_generation(
     components = [*folder.needed]
     components += [ENCODER] if encodes(request) else []
     components += [IMAGE_ENCODER] if request.ip_adapter_image else []
+    components += [SAFETY_CHECKER] if is_judged(request.safety) else []
     weights = weight_bytes(folder, components) if held is None else 0
     controls = [file.path for file in control_files(request) if file.path.resolve() not in controls_open]
     weights += sum(_folder_bytes(path.parent) for path in controls)

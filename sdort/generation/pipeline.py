@@ -38,12 +38,13 @@ from sdort.generation.recurrence import Recurrence
 from sdort.generation.refiner import open_refiner, remark_on_base
 from sdort.generation.request import UPSCALES, Request, check_inputs, image_size, scheduler_of
 from sdort.generation.running_controls import Controls, RunningControls
+from sdort.generation.safety import SafetyChecker, Verdict
 from sdort.generation.schedule_part import Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages
 from sdort.generation.step_conditions import Copies, StepConditions
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.generation.upscaled_picture import upscale_picture
-from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, static_size
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.families import Conditioning
@@ -70,6 +71,8 @@ class Timings:
     steps: list[float] = field(default_factory=list)
     decode: float = 0.0
     upscale: float = 0.0
+    judge: float = 0.0
+    """The safety checker."""
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,7 @@ class TextToImage:
         """The folder of the last refiner, open or not."""
         self.schedule = folder
         """Whose scheduler it has: a refiner goes on with that of its base."""
+        self._checker: SafetyChecker | None = None
         self.guard: Guard | None = None
         """Takes a stage that fails again in a safer precision; without it the failure is raised."""
 
@@ -528,6 +532,20 @@ class TextToImage:
             return session.run({next(iter(session.inputs)): pixels})
 
         return self._guarded(IMAGE_ENCODER, work, lambda outputs: outputs.values())
+
+    def judge(self, pixels: Array) -> Verdict:
+        """The safety checker's answer for an image, uint8 [height, width, 3].
+
+        Raises:
+            BadModelError: the checker does not load.
+            ParityError: its scores are no numbers, in fp32 too.
+        """
+        started = time.perf_counter()
+        checker = self._checker = self._checker or SafetyChecker(self.folder)
+        feeds = checker.feeds(pixels)
+        outputs = self._guarded(SAFETY_CHECKER, lambda: self._opened(SAFETY_CHECKER).run(feeds), checker.numbers)
+        self.timings.judge += time.perf_counter() - started
+        return checker.verdict(outputs)
 
     def _conditioning_outputs(self, clip_skip: int) -> dict[str, dict[str, str]]:
         """Text encoder -> conditioning input of the UNet -> the encoder's output that goes there.

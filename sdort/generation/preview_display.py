@@ -28,11 +28,12 @@ _ROWS = 16
 
 @contextmanager
 def previewing(
-    models: TextToImage, wanted: PreviewOptions, output: Path | None, options: RuntimeOptions
+    models: TextToImage, wanted: PreviewOptions, output: Path | None, options: RuntimeOptions, *, judged: bool = False
 ) -> Iterator[None]:
     """Show previews of what a pipeline generates within the block.
 
     Args:
+        judged: show a preview that the pipeline's safety checker flags as a black one.
         output: the first image's file; None where none is written, and previews go to ``on_preview`` alone.
 
     Raises:
@@ -53,6 +54,8 @@ def previewing(
         )
 
         def show(preview: Preview) -> None:
+            if judged:
+                preview = replace(preview, images=[_unflagged(models, image) for image in preview.images])
             for watcher in watchers:
                 watcher(preview)
 
@@ -61,6 +64,11 @@ def previewing(
             yield
         finally:
             models.previewer = None
+
+
+def _unflagged(models: TextToImage, image: Array) -> Array:
+    """A preview, black if the safety checker flags it."""
+    return np.zeros_like(image) if models.judge(image).flagged else image
 
 
 @contextmanager

@@ -25,6 +25,8 @@ class StageSeconds:
     """VAE decoder."""
     upscale: float = 0.0
     """Upscalers, of finished images and before a second pass."""
+    judge: float = 0.0
+    """Safety checker."""
 
 
 @dataclass(frozen=True)
@@ -157,6 +159,9 @@ class GenerationRecord:
     """The aesthetic score that was asked for; None for the refiner's default, and without one."""
     negative_aesthetic_score: float | None
     """The negative prompt's score that was asked for; None for the default, and without a refiner."""
+    safety: str | None
+    """What becomes of an image that the safety checker flags: ``on`` (it is not written), ``replace`` (it is black) or
+    ``off`` (nothing is judged); None of a pipeline without a safety checker."""
     images_at_once: int
     """Images in one batch."""
     vae_tiling: bool | None
@@ -193,6 +198,8 @@ class GenerationRecord:
     """Whether steps were replayed as a HIP or CUDA graph."""
     decoded: Plan | None
     """How the last latents were decoded, in the end."""
+    flagged: bool | None
+    """Whether the safety checker flagged the image, of several images one of them; None if it was not asked."""
     widened: dict[str, str]
     """Component -> what of it was done again in fp32."""
     seconds: StageSeconds

@@ -43,6 +43,7 @@ from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import IpAdapterImage
 from sdort.generation.prompt_schedule import check_prompt, read_parts
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting
+from sdort.generation.safety import check_safety
 from sdort.generation.schedulers import SchedulerOptions, load_scheduler, set_steps
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import static_size
@@ -131,6 +132,9 @@ class Request:
     refiner_start: float | None = None
     aesthetic_score: float | None = None
     negative_aesthetic_score: float | None = None
+    safety: str | None = None
+    """What becomes of an image that the safety checker flags: one of :data:`sdort.generation.safety.SAFETY`; None
+    where nobody chose, and of a pipeline without one."""
 
     def __post_init__(self) -> None:
         check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA, CLIP_SKIP)
@@ -144,6 +148,7 @@ class Request:
             known = f"There are: {', '.join(SPACINGS)}."
             raise UsageError(f"there is no timestep spacing {cut(repr(self.timestep_spacing))}", hint=known)
         check_weighting(self.prompt_weighting)
+        check_safety(self.safety)
         if self.guess_mode and not self.control:
             raise UsageError("--guess-mode is for --control", hint="Give a ControlNet and its image, or leave it out.")
         for name in ("prompt", "negative_prompt", "prompt_2", "negative_prompt_2"):

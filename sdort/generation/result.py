@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import BinaryIO, overload
 
-from sdort.console import document
-from sdort.errors import UsageError
+from sdort.console import document, warn
+from sdort.errors import SdortError, UsageError
 from sdort.generation.image_files import (
     check_quality,
     check_sides,
@@ -19,6 +19,7 @@ from sdort.generation.image_files import (
     write_image,
 )
 from sdort.generation.record import GenerationRecord, StageSeconds
+from sdort.generation.safety import ON
 from sdort.inspection.profile import Placement
 from sdort.model.signature import Array
 
@@ -38,8 +39,18 @@ class Image:
     negative_prompt: str
     """What it was not to show; empty if nothing was said."""
     pixels: Array = field(metadata={"json": None}, repr=False)
-    """uint8 [height, width, 3], red, green and blue."""
+    """uint8 [height, width, 3], red, green and blue; all black if the image is flagged."""
     record: GenerationRecord = field(metadata={"json": None}, repr=False)
+    flagged: bool | None = None
+    """Whether the safety checker flagged it; None if it was not asked."""
+    safety_score: float | None = None
+    """The safety checker's highest score of a concept, above 0 if it flagged the image; None if it was not asked, or
+    gives no scores."""
+
+    @property
+    def withheld(self) -> bool:
+        """Whether the image is not to be written: it is flagged, and ``safety`` is ``on``."""
+        return bool(self.flagged) and self.record.safety == ON
 
     @overload
     def save(
@@ -70,9 +81,15 @@ class Image:
             The path; None of an open file.
 
         Raises:
-            UsageError: ``path`` or ``format`` is none of these, or the image is larger than its format has.
+            UsageError: ``path`` or ``format`` is none of these, the image is larger than its format has, or it is
+                :attr:`withheld`.
             OutputError: it cannot be written, or exists and ``overwrite`` is off.
         """
+        if self.withheld:
+            raise UsageError(
+                f"the image of seed {self.seed} is not written: the safety checker flagged it",
+                hint='Look at .flagged first. safety="replace" gives a black image in its place.',
+            )
         if not isinstance(path, str | Path):
             named = Path(f"image.{format or 'png'}")
             self._check(named, quality)
@@ -131,6 +148,8 @@ class Generation(GenerationRecord):
         """Write all images as PNG, JPEG or WebP files with their parameters inside, or the one image to an open binary
         file.
 
+        Images that are :attr:`Image.withheld` are left out of the files, which is told.
+
         Args:
             output: the file of a single image; several get -1, -2, ... before the suffix. By default
                 ``sdort-SEED.png`` in the current folder. An open file takes one image.
@@ -154,13 +173,44 @@ class Generation(GenerationRecord):
         if format is not None:
             raise UsageError("format= is for open files", hint="The suffix of a path says the format.")
         paths = output_paths(Path(output) if output else None, self.seed, len(self.images), overwrite)
-        pairs = list(zip(self.images, paths, strict=True))
+        pairs = [pair for pair in zip(self.images, paths, strict=True) if not pair[0].withheld]
+        for image in (image for image in self.images if image.withheld):
+            warn(withheld_text(image))
         for image, path in pairs:
             image._check(path, quality)
         return [
             save_image(path, image.pixels, image.record, image.seed, overwrite=overwrite, quality=quality)
             for image, path in pairs
         ]
+
+
+def refuse_withheld(result: Generation) -> None:
+    """Raise SdortError if images are withheld: not all that was asked for is written."""
+    count = sum(image.withheld for image in result.images)
+    if count:
+        total = len(result.images)
+        which = "the image is" if total == 1 else f"{count} of {total} images {'is' if count == 1 else 'are'}"
+        raise SdortError(
+            f"{which} not written: the pipeline's safety checker flagged what was drawn",
+            hint="Another --seed or --prompt may do. --safety replace writes black images in their place; --safety off "
+            "does not ask the checker.",
+        )
+
+
+def withheld_text(image: Image) -> str:
+    """The sentence that says that an image is not written."""
+    return f"the image of seed {image.seed} is not written: the pipeline's safety checker flagged it"
+
+
+def replaced_text(image: Image) -> str:
+    """The sentence that says that an image is black."""
+    return f"the image of seed {image.seed} is replaced by a black one: the pipeline's safety checker flagged it"
+
+
+def any_flagged(images: Sequence[Image]) -> bool | None:
+    """Whether the safety checker flagged one of the images; None if it was asked of none."""
+    asked = [image.flagged for image in images if image.flagged is not None]
+    return any(asked) if asked else None
 
 
 def joined(results: Sequence[Generation]) -> Generation:
@@ -180,10 +230,13 @@ def joined(results: Sequence[Generation]) -> Generation:
         first_step=first.seconds.first_step,
         decode=round(sum(each.seconds.decode for each in results), 4),
         upscale=round(sum(each.seconds.upscale for each in results), 4),
+        judge=round(sum(each.seconds.judge for each in results), 4),
     )
+    images = [image for each in results for image in each.images]
     return replace(
         first,
-        images=[image for each in results for image in each.images],
+        images=images,
+        flagged=any_flagged(images),
         seconds=seconds,
         iterations_per_second=round(calls / denoise, 4) if denoise else first.iterations_per_second,
         peak_memory=last.peak_memory,

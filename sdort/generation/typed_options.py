@@ -137,6 +137,11 @@ class GenerationOptions(TypedDict, total=False):
     """Decode in overlapping tiles; by default where memory asks for it."""
     vae_slicing: bool | None
     """Decode one image at a time; by default where memory asks for it."""
+    safety: str | None
+    """What becomes of an image that the pipeline's safety checker flags. ``on``, the default of a pipeline that has
+    one: its pixels are black, :attr:`Image.flagged` is True, and it is not written. ``replace``: the black image is
+    written, so that every image has its file. ``off``: no image is judged, which is told. A pipeline without a safety
+    checker refuses ``on`` and ``replace``."""
     output: str | Path | None
     """A file to write each image to as soon as it is done, with its parameters inside: ``.png``, ``.jpg``, ``.jpeg`` or
     ``.webp``. Several images get -1, -2, ... before the suffix, or the names of a template such as

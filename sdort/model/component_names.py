@@ -10,11 +10,16 @@ CONTROLS = (CONTROLNET, T2I_ADAPTER)
 """Components that steer a UNet by an image; each lies in a folder of its own, apart from the pipeline."""
 IMAGE_ENCODER = "image_encoder"
 """Makes the image tokens of IP-Adapters: CLIP's vision model, and the adapters' projections."""
-EXPORTED = (*TEXT_ENCODERS, "unet", ENCODER, DECODER, *CONTROLS, IMAGE_ENCODER)
-"""Components that ``sdort export`` writes, in its order."""
 SAFETY_CHECKER = "safety_checker"
-COMPONENTS = (*EXPORTED, SAFETY_CHECKER)
-"""Every component that a pipeline may have, in its order."""
+"""Judges images: CLIP's vision model, and the concepts that it compares an image with."""
+COMPONENTS = (*TEXT_ENCODERS, "unet", ENCODER, DECODER, *CONTROLS, IMAGE_ENCODER, SAFETY_CHECKER)
+"""Every component that a pipeline may have, in the order in which ``sdort export`` writes them."""
+CLIP_PIXELS = "clip_input"
+"""A safety checker's input, float [B, channels, side, side]: images as ``CLIPImageProcessor`` makes them; the name is
+that of diffusers."""
+CONCEPT_SCORES, SPECIAL_CARE_SCORES = "concept_scores", "special_care_scores"
+"""A safety checker's outputs, float [B, concepts]: the cosine of the angle between an image and each concept, less the
+concept's threshold."""
 CLIP_SKIP = "clip_skip"
 """``clip_skip.2`` of a text encoder is the final norm of the output of the last layer but one, and so on; sdort's own
 exports of Stable Diffusion 1.x and 2.x have these outputs."""

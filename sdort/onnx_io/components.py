@@ -24,6 +24,7 @@ from sdort.model.component_names import (
     T2I_ADAPTER,
 )
 from sdort.model.operator import Category
+from sdort.model.safety_signature import safety_kind
 from sdort.onnx_io.check_tensors import type_name
 from sdort.onnx_io.component_file import read_component
 from sdort.operators import channels_axis, of_category
@@ -39,8 +40,8 @@ _ENLARGING = {"Resize", "Upsample", "ConvTranspose", "DepthToSpace", "Interleave
 _EXPECTED = (
     "Expected one of: a UNet (4-D sample, timestep, 3-D encoder_hidden_states -> 4-D), a text encoder (2-D token "
     "ids -> 3-D), a VAE decoder (4-D latent -> 3 channels), a VAE encoder (3 channels -> 4-D latent), a ControlNet (a "
-    "UNet's inputs and an image -> several 4-D), a T2I-Adapter (an image -> several 4-D) or an image encoder (an "
-    "image -> 3-D). "
+    "UNet's inputs and an image -> several 4-D), a T2I-Adapter (an image -> several 4-D), an image encoder (an "
+    "image -> 3-D), or a safety checker (clip_input -> concept_scores and special_care_scores, or has_nsfw_concepts). "
     "sdort optimize --any-graph takes any other graph, as it is."
 )
 NAMED = 5
@@ -267,6 +268,8 @@ def recognise(proto: onnx.ModelProto, path: Path | None = None) -> str | None:
     hints = {path.parent.name, path.stem} if path else set()
     if not inputs or not outputs:
         return None
+    if safety_kind([info.name for info in inputs], [info.name for info in outputs]):
+        return SAFETY_CHECKER
     if _is_denoiser(inputs) and all(map(_is_image, outputs)):
         # A ControlNet has the same inputs, an image too, and one output a level.
         return "unet" if len(outputs) == 1 else CONTROLNET

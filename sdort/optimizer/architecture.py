@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from sdort.errors import BadModelError
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, PLAIN, T2I_ADAPTER
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, PLAIN, SAFETY_CHECKER, T2I_ADAPTER
 
 Config = Mapping[str, Any]
 
@@ -58,6 +58,7 @@ def architecture(config: Config, component: str) -> Counter[str]:
         CONTROLNET: _controlnet,
         T2I_ADAPTER: _t2i_adapter,
         IMAGE_ENCODER: _image_encoder,
+        SAFETY_CHECKER: _safety_checker,
     }
     if component not in builders:
         raise BadModelError(f"no expected operators are known for a {component!r}", component=component)
@@ -202,16 +203,26 @@ def _image_encoder(config: Config) -> Counter[str]:
     """CLIP's vision model, as far as the projections of IP-Adapters take it, and these projections."""
     projections, layers = config["projections"], int(config["num_hidden_layers"])
     whole = [projection for projection in projections if projection["kind"] == PLAIN]
-    activation = config.get("hidden_act", "quick_gelu")
-    if activation not in TEXT_ACTIVATIONS:
-        raise _unknown(IMAGE_ENCODER, "hidden_act", activation)
     layers -= not whole  # the others take the states before the last layer
-    total = Counter({"conv": 1, "attention_self": layers, TEXT_ACTIVATIONS[activation]: layers})
-    # One before the layers, and behind them that of the pooled state; a sum feeds each norm of a layer but the first.
-    total += Counter(layer_norm=2 * layers + 1 + bool(whole), skip_layer_norm=2 * layers - 1)
+    total = _vision_layers(config, IMAGE_ENCODER, layers, pooled=bool(whole))
     for projection in projections:
         total += _resampler(int(projection["depth"])) if projection not in whole else Counter(layer_norm=2)
     return total
+
+
+def _safety_checker(config: Config) -> Counter[str]:
+    """CLIP's whole vision model; what compares its embedding with concepts is a product and a norm of vectors."""
+    return _vision_layers(config, SAFETY_CHECKER, int(config["num_hidden_layers"]), pooled=True)
+
+
+def _vision_layers(config: Config, component: str, layers: int, *, pooled: bool) -> Counter[str]:
+    """The embeddings and so many layers of CLIP's vision model, and perhaps the norm of the pooled state."""
+    activation = config.get("hidden_act", "quick_gelu")
+    if activation not in TEXT_ACTIVATIONS:
+        raise _unknown(component, "hidden_act", activation)
+    total = Counter({"conv": 1, "attention_self": layers, TEXT_ACTIVATIONS[activation]: layers})
+    # One before the layers, and behind them that of the pooled state; a sum feeds each norm of a layer but the first.
+    return total + Counter(layer_norm=2 * layers + 1 + pooled, skip_layer_norm=2 * layers - 1)
 
 
 def _resampler(depth: int) -> Counter[str]:

@@ -7,6 +7,8 @@ from pathlib import Path
 from sdort.console import say
 from sdort.errors import UsageError, did_you_mean
 from sdort.model.component_names import SAFETY_CHECKER
+from sdort.model.safety_signature import safety_kind
+from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import Survey, refuse_misfits, refuse_none, refuse_others
 from sdort.optimizer.optimize_request import OptimizeRequest
 
@@ -31,7 +33,13 @@ def select_models(request: OptimizeRequest, survey: Survey) -> dict[str, Path]:
     if asked:
         return {name: path for name, path in survey.models.items() if name in asked}
     refuse_others(survey)
-    return {name: path for name, path in survey.components.items() if name != SAFETY_CHECKER}
+    return {name: path for name, path in survey.components.items() if name != SAFETY_CHECKER or _is_known(path)}
+
+
+def _is_known(path: Path) -> bool:
+    """Whether a safety checker is of a kind that ``sdort run`` asks."""
+    signature = read_component(path, SAFETY_CHECKER).signature
+    return safety_kind(signature.inputs, signature.outputs) is not None
 
 
 def left_out(request: OptimizeRequest, survey: Survey) -> dict[str, str]:
@@ -39,7 +47,8 @@ def left_out(request: OptimizeRequest, survey: Survey) -> dict[str, str]:
     if request.components or request.any_graph:
         return {}
     reasons = {}
-    if SAFETY_CHECKER in survey.components:
+    checker = survey.components.get(SAFETY_CHECKER)
+    if checker and not _is_known(checker):
         reasons[SAFETY_CHECKER] = "it has no part in the generation"
     for name, path in survey.spare.items():
         reasons[name] = f"{path.with_name('model.onnx').relative_to(survey.path)} is beside it"

@@ -39,8 +39,9 @@ _KEEPS = MOVES | {"Neg", "Abs", "Relu", "LeakyRelu", "ReduceMax", "ReduceMin", "
 _JOINS = frozenset({"Add", "Sub", "Sum", "Mean", "Max", "Min", "Clip", "Where"})
 """Operators whose results are of the largest of their inputs' magnitudes."""
 _BOUNDS = frozenset({"Max", "Min", "Clip"})
-_COMPARES = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
-_WITH_CONSTANTS = _JOINS | _COMPARES | {"Mul", "Div", "Mod", "PRelu"}
+COMPARES = frozenset({"Greater", "GreaterOrEqual", "Less", "LessOrEqual", "Equal"})
+"""Operators that compare."""
+_WITH_CONSTANTS = _JOINS | COMPARES | {"Mul", "Div", "Mod", "PRelu"}
 """Elementwise operators that a constant may be an input of."""
 _SHRINKS = frozenset({"Softmax", "Sigmoid", "Exp", "Div", "Sub", "Softplus"})
 """Operators whose results may be far smaller than what they are computed from."""

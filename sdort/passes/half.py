@@ -5,6 +5,7 @@ What stays in fp32 follows from structure:
 * sums, what is squared for them, and guards as small as 1e-12, up to the division that makes a number of usual size of
   them (:mod:`sdort.passes.fp32_structure`);
 * floats that are made of integers alone, where they are rounded or compared (:mod:`sdort.passes.counted`);
+* products of vectors of length one, up to the threshold that decides by them (:mod:`sdort.passes.similarities`);
 * the timestep's path to Sin and Cos: 999 times a frequency needs more than fp16's 11 bits;
 * a softmax, and the mask that is added to its scores, where that mask has a finite number beyond fp16: as an infinity
   it would make NaN of a row that is masked completely;
@@ -30,6 +31,7 @@ from sdort.onnx_io.load import from_proto
 from sdort.operators import find_operator
 from sdort.passes.counted import counted_nodes
 from sdort.passes.fp32_structure import unheld_nodes
+from sdort.passes.similarities import similarity_nodes
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.masks import cone, extremes
 from sdort.workload.residuals import is_residual
@@ -95,7 +97,8 @@ def float32_inputs(node: gs.Node) -> tuple[int, ...]:
 def fp32_nodes(editor: Editor) -> list[str]:
     """Names of the nodes that stay in fp32 by the graph's structure."""
     casts = {n.name for n in editor.graph.nodes if n.op == "Cast" and editor.dtype(n.outputs[0]) == np.float32}
-    return sorted(casts | unheld_nodes(editor) | counted_nodes(editor) | _before_waves(editor) | _wide_masks(editor))
+    numbers = unheld_nodes(editor) | counted_nodes(editor) | similarity_nodes(editor)
+    return sorted(casts | numbers | _before_waves(editor) | _wide_masks(editor))
 
 
 def _wide_masks(editor: Editor) -> set[str]:

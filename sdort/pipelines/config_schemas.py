@@ -224,13 +224,14 @@ IMAGE_ENCODER = record(
     {
         **_VISION,
         "projections": NULL | list_of(_PROJECTION, 0, 64),
-        "vision_config": NULL | record(_VISION),
+        **dict.fromkeys(("vision_config", "vision_config_dict"), NULL | record(_VISION)),
         **dict.fromkeys(("torch_dtype", "dtype", "model_type", "transformers_version"), _NAME_OR_NULL),
         "architectures": NULL | list_of(_NAME, 0, 16),
         "_name_or_path": text(4096),
     }
 )
-"""CLIP's vision model (``CLIPVisionConfig`` of transformers); ``projections`` are the IP-Adapters' of an export."""
+"""CLIP's vision model (``CLIPVisionConfig`` of transformers), or a whole CLIP model with one (``CLIPConfig``);
+``projections`` are the IP-Adapters' of an export."""
 
 _TIMESTEPS = 100_000  # the tables of a scheduler have as many rows; published: up to 2,000
 _BETA = positive(0.9999)  # at 0 and 1 the signal's or the noise's share is 0, which is divided by
@@ -360,6 +361,21 @@ def _named_file(tokens: Mapping[str, Any], path: str) -> str | None:
 SPECIAL_TOKENS = Kind(TOKENIZER.words, TOKENIZER.fits, _named_file)
 _VOCABULARY = mapping_to(whole(0, 10**7), 10**6)
 
+_SIDES = whole(1, 4096)
+_SIZE = _SIDES | record(dict.fromkeys(("shortest_edge", "height", "width"), _SIDES))  # old configs have a number
+
+PREPROCESSOR = record(
+    {
+        **dict.fromkeys(("size", "crop_size"), _SIZE),
+        "image_mean": list_of(_SHARE, 3, 3),
+        "image_std": list_of(positive(1), 3, 3),
+        "rescale_factor": positive(1),
+        "resample": whole(0, 5),
+        **dict.fromkeys(("do_resize", "do_center_crop", "do_rescale", "do_normalize"), FLAG),
+    }
+)
+"""``CLIPImageProcessor`` of transformers, and ``CLIPFeatureExtractor``, its name in old pipelines."""
+
 PROCESSOR_FILES = {
     "scheduler_config.json": SCHEDULER,
     "tokenizer_config.json": TOKENIZER,
@@ -431,6 +447,7 @@ _COMPONENTS: Mapping[str, Kind] = {
     "controlnet": CONTROLNET,
     "t2i_adapter": T2I_ADAPTER,
     "image_encoder": IMAGE_ENCODER,
+    "safety_checker": IMAGE_ENCODER,
 }
 
 
@@ -565,14 +582,17 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         "conditioning_embedding_out_channels",
     ),
     "T2IAdapter": ("channels", "num_res_blocks", "downscale_factor", "adapter_type"),
-    "CLIPVisionModelWithProjection": (
-        "hidden_size",
-        "num_hidden_layers",
-        "num_attention_heads",
-        "intermediate_size",
-        "image_size",
-        "patch_size",
-        "projection_dim",
+    **dict.fromkeys(
+        ("CLIPVisionModelWithProjection", "StableDiffusionSafetyChecker"),
+        (
+            "hidden_size",
+            "num_hidden_layers",
+            "num_attention_heads",
+            "intermediate_size",
+            "image_size",
+            "patch_size",
+            "projection_dim",
+        ),
     ),
     **dict.fromkeys(
         ("CLIPTextModel", "CLIPTextModelWithProjection"),

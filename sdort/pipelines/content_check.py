@@ -27,6 +27,7 @@ from sdort.pipelines.remembered_hashes import RememberedHashes
 from sdort.staging import real
 
 _CONFIGS = ("config.json", "scheduler_config.json", INDEX)
+_PREPROCESSOR = Path("feature_extractor", "preprocessor_config.json")
 _TOKENIZERS = ("tokenizer", "tokenizer_2")
 _PARTS = (*COMPONENTS, "vae", "scheduler")
 
@@ -216,5 +217,7 @@ def _read_unasked(folder: Path) -> Iterator[Path]:
     """The files that are read wherever they lie, on the list or not: of a tokenizer all are."""
     for name in _CONFIGS:
         yield from (path for path in (folder / name, *(folder / part / name for part in _PARTS)) if path.is_file())
+    if (folder / _PREPROCESSOR).is_file():
+        yield folder / _PREPROCESSOR
     for part in _TOKENIZERS:
         yield from (path for path in (folder / part).glob("[!.]*") if path.is_file())

@@ -15,7 +15,8 @@ import numpy.typing as npt
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import HEIGHT, WIDTH
 from sdort.errors.plain_text import one_line
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
+from sdort.model.safety_signature import SafetyKind, safety_kind
 from sdort.model.signature import static_size
 from sdort.model.vae_levels import decoder_widths, vae_factor
 from sdort.onnx_io.component_file import ComponentFile, read_component
@@ -70,6 +71,16 @@ class PipelineFolder:
     def needed(self) -> tuple[str, ...]:
         """The components that text to image runs, in their order."""
         return (*(encoder.component for encoder in self.family.encoders), "unet", DECODER)
+
+    @property
+    def compared(self) -> list[str]:
+        """The components whose outputs are numbers, to be compared and timed by themselves: not a safety checker that
+        gives its decision alone."""
+        return [name for name in self.models if name != SAFETY_CHECKER or self._gives_scores()]
+
+    def _gives_scores(self) -> bool:
+        signature = self.file(SAFETY_CHECKER).signature
+        return safety_kind(signature.inputs, signature.outputs) is SafetyKind.SCORES
 
     @property
     def generates(self) -> bool:

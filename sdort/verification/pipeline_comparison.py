@@ -15,7 +15,7 @@ from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
 from sdort.generation.memory_need import refuse_generation
 from sdort.generation.request import Request
-from sdort.model.component_names import IMAGE_ENCODER, SAFETY_CHECKER
+from sdort.model.component_names import IMAGE_ENCODER
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.pipelines.configs import read_manifest
 from sdort.pipelines.content_check import ContentCheck, checked
@@ -37,8 +37,6 @@ from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch
 from sdort.workload.image_inputs import count_images
 
-SKIPPED = (SAFETY_CHECKER,)
-"""Components that take no part in the generation."""
 _NAME_IT = "Name it: --against ORIGINAL, an ONNX pipeline, a diffusers folder or a single file."
 
 
@@ -55,7 +53,7 @@ class _Run:
 
     @property
     def components(self) -> list[str]:
-        return list(self.options.components) or [name for name in self.folder.models if name not in SKIPPED]
+        return list(self.options.components) or self.folder.compared
 
 
 def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:

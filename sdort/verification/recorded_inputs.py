@@ -12,7 +12,8 @@ import numpy as np
 from sdort.generation.images import Generated
 from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
-from sdort.model.component_names import DECODER, ENCODER, T2I_ADAPTER
+from sdort.generation.safety import SafetyChecker
+from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.model.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import PipelineFolder
@@ -120,6 +121,9 @@ def _collect(
             inputs.setdefault(encoder.component, []).append(Inputs(RECORDED, what, feeds))
     for feeds in fed[DECODER][:1]:
         inputs.setdefault(DECODER, []).append(Inputs(RECORDED, f"{label}, its latent", feeds))
+    if SAFETY_CHECKER in folder.compared and image.problem is None:
+        feeds = SafetyChecker(folder).feeds(image.pixels)
+        inputs.setdefault(SAFETY_CHECKER, []).append(Inputs(RECORDED, f"{label}, its image", feeds))
     if ENCODER in folder.models and image.problem is None:
         name = next(iter(folder.file(ENCODER).signature.inputs))
         feeds = {name: encoder_input(image)}

@@ -11,7 +11,7 @@ from sdort.errors.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_s
 from sdort.generation.decode import Plan, Planner, planner_of
 from sdort.generation.memory_need import refuse_case, weight_bytes
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
+from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
 from sdort.model.signature import Array
 from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.providers.provider import Provider
@@ -20,8 +20,6 @@ from sdort.tuning.key import Key, make_key
 from sdort.workload.cases import Case, InputSpecs, feed_shapes, generation_cases, make_feeds
 from sdort.workload.residuals import unsteered
 
-UNUSED = (SAFETY_CHECKER,)
-"""Components that no generation runs."""
 _IN_PARTS = (ENCODER, DECODER)
 """Components that take images one by one or in tiles, as memory allows."""
 
@@ -131,7 +129,7 @@ def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
         UsageError: a size that the autoencoder cannot make, or an unknown component.
     """
     folder = target.folder
-    known = [name for name in folder.models if name not in UNUSED]
+    known = folder.compared
     unknown = [name for name in options.components if name not in folder.models]
     if unknown:
         raise UsageError(f"{folder.path} has no component {unknown[0]}", hint=f"There are: {', '.join(folder.models)}.")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, T2I_ADAPTER
+from sdort.model.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
 from sdort.pipelines.families import SIZE_NUMBERS
 from sdort.workload.image_inputs import image_inputs, is_image_scale
@@ -55,8 +55,8 @@ def further_cases(case: Case, images: int) -> list[Case]:
 def cases(
     components: Sequence[str], batches: Sequence[int], sizes: Sequence[tuple[int, int]], prompt: str = ""
 ) -> list[Case]:
-    """Every combination once; encoders of texts and of images for IP-Adapters do not depend on the size: at the first
-    one only."""
+    """Every combination once; text encoders and what looks at images through CLIP do not depend on the size: at the
+    first one only."""
     return [
         Case(component, batch, height, width, prompt=prompt if component == WHOLE_PIPELINE else "")
         for component in components
@@ -65,9 +65,13 @@ def cases(
     ]
 
 
+_CLIP_VISION = (IMAGE_ENCODER, SAFETY_CHECKER)
+"""Components that look at an image of one size."""
+
+
 def _has_own_size(component: str) -> bool:
     """Whether a component runs at one size, whatever the size that is generated."""
-    return component.startswith("text_encoder") or component == IMAGE_ENCODER
+    return component.startswith("text_encoder") or component in _CLIP_VISION
 
 
 @dataclass(frozen=True)
@@ -119,10 +123,10 @@ def make_feeds(
         UsageError: the model is static and was exported for another batch or size.
         BadModelError: an input that no Stable Diffusion component has.
     """
-    pictures = case.component in (ENCODER, T2I_ADAPTER, IMAGE_ENCODER)
+    pictures = case.component in (ENCODER, T2I_ADAPTER, *_CLIP_VISION)
     scale = 1 if pictures else factor
     sample = Sample(case.batch, case.height // scale, case.width // scale, TOKENS)
-    if case.component == IMAGE_ENCODER:
+    if case.component in _CLIP_VISION:
         fixed = next(iter(inputs.values())).shape
         sample = replace(sample, height=static_size(fixed, 2) or 224, width=static_size(fixed, 3) or 224)
     image = channels or (3 if pictures else 4)

@@ -343,6 +343,7 @@ def test_an_image_has_its_parameters_and_is_written_where_it_is_told(tiny: Tiny,
     with pytest.raises(sdort.errors.OutputError, match="exists"):
         result.images[1].save(second)
     same = {"path": None, "variation_seed": None, "prompt": "a house", "negative_prompt": ""}
+    same |= {"flagged": None, "safety_score": None}
     assert sdort.to_json(result)["images"] == [{**same, "seed": 3}, {**same, "seed": 4}]
 
 

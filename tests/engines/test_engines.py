@@ -43,6 +43,7 @@ def engine(
 
     folder: Any = SimpleNamespace(
         models={name: Path(name) for name in inputs}, file=file, generates=generates, vae_factor=8,
+        compared=[name for name in inputs if name != "safety_checker"],
         default_size=(512, 768), vae={} if latents is None else {"latent_channels": latents},
     )  # fmt: skip
     made.folder, made.path = folder, Path("fast")

@@ -259,13 +259,21 @@ def test_each_component_has_a_folder_and_each_class_a_library() -> None:
     assert FOLDERS == {
         "text_encoder": "text_encoder", "text_encoder_2": "text_encoder_2", "unet": "unet", "vae_encoder": "vae",
         "vae_decoder": "vae", "controlnet": "controlnet", "t2i_adapter": "adapter", "image_encoder": "image_encoder",
+        "safety_checker": "safety_checker",
     }  # fmt: skip
     assert {
         library: tuple(sorted(name for name, each in LIBRARIES.items() if each == library))
         for library in LIBRARIES.values()
     } == {
         "transformers": ("CLIPTextModel", "CLIPTextModelWithProjection", "CLIPVisionModelWithProjection"),
-        "diffusers": ("AutoencoderKL", "AutoencoderTiny", "ControlNetModel", "T2IAdapter", "UNet2DConditionModel"),
+        "diffusers": (
+            "AutoencoderKL",
+            "AutoencoderTiny",
+            "ControlNetModel",
+            "StableDiffusionSafetyChecker",
+            "T2IAdapter",
+            "UNet2DConditionModel",
+        ),
     }
 
 

@@ -20,10 +20,11 @@ from support.tiny_ip_adapter import DEPTH, ENCODER, build_image_encoder, build_i
 import sdort
 from sdort.console import quiet_libraries
 from sdort.errors import SdortError
-from sdort.generation.input_image import InputImage
+from sdort.generation.clip_pixels import clip_pixels
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
-from sdort.generation.ip_adapter_tokens import check_ip_adapter_images, clip_pixels
+from sdort.generation.ip_adapter_tokens import check_ip_adapter_images
 from sdort.optimizer.command import optimize
+from sdort.pipelines.clip_processing import usual_processing
 from sdort.runtime.unsteered import remove_control_inputs
 
 LIKE = 60
@@ -134,7 +135,7 @@ def test_pixels_are_those_of_transformers(made: Made) -> None:
     for size in ((90, 61), (20, 33), (7, 8)):
         picture = Image.fromarray(np.random.default_rng(1).integers(0, 256, (*size, 3), np.uint8))
         expected = processor(picture, return_tensors="np").pixel_values
-        assert np.array_equal(clip_pixels(InputImage("", picture), 20), expected)
+        assert np.array_equal(clip_pixels(picture, usual_processing(20)), expected)
 
 
 def test_what_cannot_be_is_refused_in_a_sentence(made: Made, ours: Any, tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ def test_a_pipeline_says_what_the_caller_does_not(
     monkeypatch.setattr(job, "usual_sampling", lambda folder, scheduler: asked.append(scheduler) or usual)  # type: ignore[func-returns-value, redundant-expr]
     planned = plan_job(["a", "b"], {**given, "seed": 1, "scheduler": "euler"})  # type: ignore[typeddict-item]
     assert planned.unsaid == unsaid
-    folder: Any = SimpleNamespace()
+    folder: Any = SimpleNamespace(models={})
     found = planned.for_pipeline(folder)
     settings = {"steps": 4, "guidance_scale": 1.0} | {name: value for name, value in given.items() if value is not None}
     assert {(each.steps, each.guidance_scale) for each in found.requests} == {tuple(settings.values())}
@@ -123,7 +123,7 @@ def test_an_image_to_be_drawn_again_is_held_against_the_models(monkeypatch: pyte
         remark_on_refiner=lambda digest: told.append(("refiner", digest)),
     )
     monkeypatch.setattr(job, "open_refiner", lambda path, base: SimpleNamespace(model_hash=f"{path} of {base.name}"))
-    folder: Any = SimpleNamespace(model_hash="00", name="base")
+    folder: Any = SimpleNamespace(model_hash="00", name="base", models={})
     made(Request("a"), drawn=drawn).for_pipeline(folder)
     assert told == [("model", "00")]
     made(Request("a", refiner=Path("r")), drawn=drawn).for_pipeline(folder)

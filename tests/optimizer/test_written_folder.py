@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -33,7 +34,7 @@ FOUND: dict[str, dict[str, Path]] = {
     "spare": {"spare": Path("p")},
 }
 SELECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, tuple[str, ...]]] = {
-    "all but the safety checker": (("components",), (), False, ("unet", "vae_decoder")),
+    "all": (("components",), (), False, ("unet", "safety_checker", "vae_decoder")),
     "the safety checker by name": (("components",), ("safety_checker", "unet"), False, ("unet", "safety_checker")),
     "every graph": (
         ("components", "misfits", "others", "spare"),
@@ -44,7 +45,7 @@ SELECTED: dict[str, tuple[tuple[str, ...], tuple[str, ...], bool, tuple[str, ...
     "some graphs": (("components", "misfits", "others"), ("other", "vae_encoder"), True, ("vae_encoder", "other")),
     "one of others by name": (("components", "others"), ("other",), False, ("other",)),
     "one beside a misfit": (("components", "misfits"), ("vae_decoder",), False, ("vae_decoder",)),
-    "what is spare does no harm": (("components", "spare"), (), False, ("unet", "vae_decoder")),
+    "what is spare does no harm": (("components", "spare"), (), False, ("unet", "safety_checker", "vae_decoder")),
 }
 
 
@@ -54,11 +55,22 @@ def survey(kinds: tuple[str, ...]) -> Survey:
 
 @pytest.mark.parametrize(("kinds", "asked", "any_graph", "chosen"), SELECTED.values(), ids=SELECTED)
 def test_the_models_that_are_optimized(
-    kinds: tuple[str, ...], asked: tuple[str, ...], any_graph: bool, chosen: tuple[str, ...]
+    kinds: tuple[str, ...],
+    asked: tuple[str, ...],
+    any_graph: bool,
+    chosen: tuple[str, ...],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    read = SimpleNamespace(signature=SimpleNamespace(inputs={"clip_input"}, outputs={"has_nsfw_concepts"}))
+    monkeypatch.setattr("sdort.optimizer.selection.read_component", lambda path, name: read)
     request = OptimizeRequest(Path("in"), Path("out"), components=asked, any_graph=any_graph)
     paths = {name: path for models in FOUND.values() for name, path in models.items()}
     assert list(select_models(request, survey(kinds)).items()) == [(name, paths[name]) for name in chosen]
+    # One that nothing is known of is for those who ask.
+    read.signature.outputs = {"probabilities"}
+    alone = not asked and not any_graph
+    known = [name for name in chosen if name != "safety_checker" or not alone]
+    assert list(select_models(request, survey(kinds))) == known
 
 
 def test_models_that_cannot_be_selected(monkeypatch: pytest.MonkeyPatch) -> None:

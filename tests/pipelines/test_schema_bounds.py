@@ -320,7 +320,7 @@ def test_each_component_has_its_own_schema() -> None:
     known = {
         "unet": UNET, "vae": VAE, "vae_encoder": VAE, "vae_decoder": VAE, "text_encoder": TEXT_ENCODER,
         "text_encoder_2": TEXT_ENCODER, "controlnet": CONTROLNET, "t2i_adapter": T2I_ADAPTER,
-        "image_encoder": IMAGE_ENCODER, "safety_checker": None, "feature_extractor": None,
+        "image_encoder": IMAGE_ENCODER, "safety_checker": IMAGE_ENCODER, "feature_extractor": None,
     }  # fmt: skip
     for component, kind in known.items():
         assert component_schema(component) is kind, component
@@ -431,6 +431,7 @@ def test_what_a_config_cannot_do_without() -> None:
     text = {
         "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "vocab_size",
     }  # fmt: skip
+    vision = text - {"hidden_act", "vocab_size"} | {"image_size", "patch_size", "projection_dim"}
     assert {name: set(keys) for name, keys in REQUIRED.items()} == {
         "UNet2DConditionModel": denoiser | {"up_block_types", "in_channels", "out_channels"},
         "ControlNetModel": denoiser | {"conditioning_embedding_out_channels"},
@@ -439,6 +440,6 @@ def test_what_a_config_cannot_do_without() -> None:
         "T2IAdapter": {"channels", "num_res_blocks", "downscale_factor", "adapter_type"},
         "CLIPTextModel": text,
         "CLIPTextModelWithProjection": text,
-        "CLIPVisionModelWithProjection": text - {"hidden_act", "vocab_size"}
-        | {"image_size", "patch_size", "projection_dim"},
+        "CLIPVisionModelWithProjection": vision,
+        "StableDiffusionSafetyChecker": vision,
     }

@@ -41,7 +41,7 @@ COMPONENTS = ("text_encoder", "text_encoder_2", "unet", "vae_encoder", "vae_deco
 READ = [
     "config.json", "scheduler_config.json",
     *(f"{part}/{name}" for part in (*COMPONENTS, "vae", "scheduler") for name in ("config.json",)),
-    "unet/scheduler_config.json", "vae/model_index.json",
+    "unet/scheduler_config.json", "vae/model_index.json", "feature_extractor/preprocessor_config.json",
     *(f"{part}/{name}" for part in ("tokenizer", "tokenizer_2") for name in ("vocab.json", "merges.txt", "any")),
 ]  # fmt: skip
 NOT_READ = [

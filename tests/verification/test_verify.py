@@ -336,8 +336,8 @@ def test_files_and_components_that_are_none(tmp_path: Path) -> None:
         compare(missing, missing, component="unet")
     with pytest.raises(BadModelError, match="not an ONNX model"):
         compare(junk, junk, component="unet")
-    with pytest.raises(UsageError, match="safety_checker"):
-        compare(junk, junk, component="safety_checker")
+    with pytest.raises(UsageError, match="upscaler"):
+        compare(junk, junk, component="upscaler")
 
 
 def test_a_provider_that_is_not_here(tmp_path: Path) -> None:

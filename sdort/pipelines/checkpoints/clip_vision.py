@@ -70,9 +70,7 @@ def _read_folder(path: Path) -> ImageEncoder:
     if not (path / "config.json").is_file() and nested.is_dir():  # a pipeline's folder, or that of h94/IP-Adapter
         return _read_folder(nested)
     config = read_config(path / "config.json", "the config", _AGAIN, schema=component_schema(IMAGE_ENCODER))
-    inner = config.get("vision_config")
-    if isinstance(inner, dict):  # of a whole CLIP model
-        config = {**inner, "projection_dim": config.get("projection_dim")}
+    config = vision_settings(config)
     if any(not config.get(key) for key in REQUIRED["CLIPVisionModelWithProjection"]):
         raise BadModelError(f"{path} holds no CLIP image encoder with a projection (CLIPVisionModelWithProjection)")
     file = path / "model.safetensors"
@@ -83,6 +81,20 @@ def _read_folder(path: Path) -> ImageEncoder:
             hint="Download model.safetensors of the image encoder too; pickles (pytorch_model.bin) are not read.",
         )
     return ImageEncoder(path, config, _vision(file, read_tensors(file)))
+
+
+def vision_settings(config: dict[str, Any]) -> dict[str, Any]:
+    """The config of the vision half of a whole CLIP model; any other config as it is.
+
+    The width of the projection is the whole model's: its vision half has a number of its own, which is not used.
+    """
+    inner = config.get("vision_config")
+    if not isinstance(inner, dict):
+        return config
+    # Saved by old versions of transformers beside the other, and then it counts.
+    settings = {**inner, **(config.get("vision_config_dict") or {})}
+    settings.pop("projection_dim", None)
+    return settings | {key: config[key] for key in ("projection_dim",) if key in config}
 
 
 def _vision(path: Path, tensors: Mapping[str, Weight]) -> dict[str, Weight]:
