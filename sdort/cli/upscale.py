@@ -9,13 +9,19 @@ import click
 
 from sdort.cli.number_types import Real, Whole
 from sdort.cli.options import device_option, fallback_option, provider_option
+from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import QUALITY, UPSCALE_SCALE, UPSCALE_TILE
 
 if TYPE_CHECKING:
     from sdort.generation.upscaled_files import Upscaled
 
+_RUNTIME = ("provider", "fallback", "device_id")
+
 
 @click.command(
+    cls=SectionedCommand,
+    sections={"Result": ("output", "scale", "quality", "overwrite"), "Execution": ("tile", "precision", *_RUNTIME)},
+    common=("model", "output", "scale", "tile", "provider", "overwrite"),
     epilog="""\b
 Examples:
   sdort upscale image.png --model 4x-UltraSharp.pth
@@ -30,8 +36,8 @@ Examples:
     required=True,
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="The upscaler: a .pth, .safetensors or .onnx file. ESRGAN, Real-ESRGAN, BSRGAN, compact (SRVGG) and SPAN are "
-    "read from their weights, all others as .onnx.",
+    help="Upscaler: a .pth, .safetensors or .onnx file. sdort reads ESRGAN, Real-ESRGAN, BSRGAN, compact (SRVGG) and "
+    "SPAN from their weights, others as .onnx.",
 )
 @click.option(
     "-o",
@@ -44,25 +50,30 @@ Examples:
     "--scale",
     type=Real(UPSCALE_SCALE),
     show_default="the upscaler's own",
-    help="How many times as high and wide the result is. The upscaler runs again, or the result is resized, to reach "
-    "it.",
+    help="How many times as high and wide the result is. To reach this, the upscaler runs again, or the result is "
+    "resized.",
 )
 @click.option(
     "--tile",
     type=Whole(UPSCALE_TILE),
     show_default="what fits into memory, at most 512",
-    help="Most pixels of a tile's side. Smaller tiles take less memory and more time.",
+    help="Largest side of a tile, in pixels. Smaller tiles take less memory and more time.",
 )
 @click.option(
     "--precision",
     type=click.Choice(["auto", "fp16", "fp32"]),
     default="auto",
-    help="auto is fp16 on a GPU. Where an upscaler gives NaN in fp16, it goes on in fp32.",
+    help="Precision of the upscaler. auto is fp16 on a GPU. If it gives NaN in fp16, sdort continues in fp32.",
 )
 @provider_option
 @fallback_option
 @device_option
-@click.option("--quality", type=Whole(QUALITY), show_default="95", help="Of JPEG and WebP; WebP of 100 keeps all.")
+@click.option(
+    "--quality",
+    type=Whole(QUALITY),
+    show_default="95",
+    help="Quality of JPEG and WebP. WebP with 100 keeps every pixel.",
+)
 @click.option("--overwrite", is_flag=True, help="Replace files that exist.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -81,8 +92,8 @@ def command(
 ) -> None:
     """Make images larger with an upscaler (ESRGAN and its kin).
 
-    The upscaler is made ready for the GPU on first use, and kept. Large images are done in tiles that overlap, so
-    that memory stays small. Transparency is kept, and so are the parameters that a generated image has inside.
+    sdort optimizes the upscaler at its first use and keeps the result. It enlarges a large image in tiles that overlap,
+    so that the memory stays small. Transparency stays, and so do the parameters in a generated image.
     """
     from sdort.console import conclude, emit_json, is_quiet
     from sdort.generation.upscaled_files import upscale
