@@ -186,7 +186,7 @@ def control_files(request: Request) -> list[ComponentFile]:
 
 def encodes(request: Request) -> bool:
     """Whether images are encoded on the way."""
-    return request.init_image is not None or (request.hires is not None and request.hires_start == "image")
+    return bool(request.encoding_option)
 
 
 def refiner_bytes(

@@ -231,6 +231,15 @@ class Request:
         return self.hires_upscale or UPSCALES[1 if self.hires_upscaler else 0]
 
     @property
+    def encoding_option(self) -> str:
+        """The option for which images are encoded on the way; empty where none are."""
+        if self.init_image:
+            return "--init-image"
+        if self.hires is None or self.hires_start != UPSCALES[1]:
+            return ""
+        return "--hires-upscaler" if self.hires_upscaler else "--hires-upscale image"
+
+    @property
     def second_strength(self) -> float:
         """The strength of the second pass: 0.7 unless something else is asked for."""
         return 0.7 if self.hires_strength is None else self.hires_strength
@@ -465,9 +474,9 @@ def check_task(folder: PipelineFolder, request: Request) -> None:
     scores = [name for name in ("aesthetic_score", "negative_aesthetic_score") if getattr(request, name) is not None]
     if scores and not folder.family.aesthetic and not request.refiner:
         raise UsageError(f"{_option(scores[0])} is for SDXL's refiner, and {folder.path} is none", hint="Leave it out.")
-    if request.init_image and ENCODER not in folder.models:
+    if request.encoding_option and ENCODER not in folder.models:
         raise BadModelError(
-            f"{folder.path} has no {ENCODER}, which --init-image needs",
+            f"{folder.path} has no {ENCODER}, which {request.encoding_option} needs",
             hint="Export the pipeline with all of its components: sdort export MODEL OUT",
         )
     latents, channels = folder.latent_channels, folder.sample_channels

@@ -35,9 +35,9 @@ from sdort.generation.input_image import (
     _check_tiles,
     _eight_bits,
     _from_array,
-    _on_white,
     _other_format,
     _told,
+    on_white,
     read_image,
 )
 from sdort.generation.mask_meaning import _is_drawn, selected_by
@@ -578,11 +578,11 @@ def test_arrays_that_are_pictures(shape: tuple[int, ...], mode: str | None) -> N
 
 def test_what_is_transparent_becomes_white() -> None:
     values = np.random.default_rng(0).integers(0, 256, (5, 7, 4), np.uint8)
-    made = _on_white(Image.fromarray(values)).convert("RGB")
+    made = on_white(Image.fromarray(values)).convert("RGB")
     share = values[:, :, 3:] / 255
     np.testing.assert_allclose(np.asarray(made), values[:, :, :3] * share + 255 * (1 - share), atol=1)
     plain = Image.new("RGB", (2, 2))
-    assert _on_white(plain) is plain
+    assert on_white(plain) is plain
 
 
 # Masks

@@ -43,6 +43,7 @@ GIVEN: dict[str, Any] = {
     "variation_strength": 0.0,
     "hires": 1.0,
     "refiner": Path("refiner"),
+    "upscale": Path("4x.pth"),
 }
 """A value of each option without which another one means nothing; zero is a value."""
 
@@ -56,6 +57,8 @@ LEAST: dict[str, Any] = {
     "hires_upscale": "latent",
     "hires_strength": 0.0,
     "hires_steps": 1,
+    "hires_upscaler": Path("4x.pth"),
+    "upscale_by": 0.1,
     "refiner_start": 0.0,
 }
 """The least value of each option that needs another one."""
@@ -80,6 +83,8 @@ NEEDS = {
     "hires_upscale": "hires",
     "hires_strength": "hires",
     "hires_steps": "hires",
+    "hires_upscaler": "hires",
+    "upscale_by": "upscale",
     "refiner_start": "refiner",
 }
 
@@ -101,7 +106,7 @@ def test_an_option_needs_another_one_even_at_its_least_value(name: str) -> None:
 BOUNDED = (
     "steps", "guidance_scale", "height", "width", "seed", "num_images", "images_at_once", "eta", "clip_skip",
     "strength", "mask_blur", "mask_padding", "hires", "hires_strength", "hires_steps", "variation_seed",
-    "variation_strength", "refiner_start", "aesthetic_score", "negative_aesthetic_score",
+    "variation_strength", "refiner_start", "aesthetic_score", "negative_aesthetic_score", "upscale_by",
 )  # fmt: skip
 
 
@@ -233,7 +238,7 @@ def test_zero_is_asked_for_and_nothing_is_the_default() -> None:
 DEFAULTS_OF_NOTHING = (
     "init_image", "init_image_hash", "strength", "mask", "mask_hash", "mask_blur", "mask_padding", "hires",
     "hires_upscale", "hires_strength", "refiner", "refiner_start", "hires_steps", "variation_seed",
-    "variation_strength",
+    "variation_strength", "hires_upscaler", "upscale", "upscale_by",
 )  # fmt: skip
 
 
