@@ -29,6 +29,7 @@ from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import Batch
 from sdort.generation.decode import Decoder, Plan, size_of
 from sdort.generation.device_loop import Loop
+from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.generation.host_loop import denoise
 from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.recurrence import find_recurrence
@@ -90,7 +91,7 @@ def scheduler(args: argparse.Namespace) -> Any:
 
     made = diffusers.EulerDiscreteScheduler(beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear")
     made.set_timesteps(args.steps)
-    return made
+    return DiffusersSampler(made)
 
 
 class Generation:

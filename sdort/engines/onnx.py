@@ -83,12 +83,12 @@ class OnnxEngine:
     def import_libraries(self, components: Sequence[str]) -> None:
         if WHOLE_PIPELINE in components:
             from sdort.generation.prompts import load_tokenizer
-            from sdort.generation.schedulers import load_scheduler, set_steps
+            from sdort.generation.schedulers import load_sampler
 
             for encoder in self.folder.family.encoders:
                 load_tokenizer(self.path / encoder.tokenizer)
             with suppress(UsageError):  # not every scheduler takes so few
-                set_steps(load_scheduler(self.path / "scheduler", None), 1)
+                load_sampler(self.path / "scheduler", 1, None)
 
     def session(self, component: str) -> Session:
         """The component's session, opened when it is first asked for."""

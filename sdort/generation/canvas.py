@@ -1,25 +1,23 @@
 """The init image and its mask at the size that is generated, and what comes back into the original.
 
-Sizes, blur, thresholds and the paste are those of diffusers' ``VaeImageProcessor``, which does them.
+Sizes, blur, thresholds and the paste are those of diffusers' ``VaeImageProcessor``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from sdort.console import say
 from sdort.errors import UsageError
 from sdort.generation.request import Request
+from sdort.generation.resampling import Region, fitted, pasted, resized, shares, surroundings
 from sdort.model.signature import Array
 
 if TYPE_CHECKING:
     from PIL import Image
-
-Region = tuple[int, int, int, int]
-"""Left, top, right and bottom in pixels."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +52,7 @@ class Canvas:
 
         if self.alpha is None:
             return pixels
-        processor = _processor()
-        made = processor.apply_overlay(self.alpha, self.original, Image.fromarray(pixels), self.region)
-        return np.asarray(made)
+        return np.asarray(pasted(Image.fromarray(pixels), self.original, self.alpha, self.region))
 
 
 def make_canvas(request: Request, size: tuple[int, int], factor: int) -> Canvas:
@@ -69,38 +65,29 @@ def make_canvas(request: Request, size: tuple[int, int], factor: int) -> Canvas:
     Raises:
         UsageError: the mask leaves nothing to generate at this size.
     """
+    from PIL.ImageFilter import GaussianBlur
+
     image, mask = request.init_image, request.mask
     assert image is not None
-    height, width = size
     if mask is None:
-        pixels = _processor().preprocess(image.picture, height=height, width=width).numpy()
-        return Canvas(pixels, None, image.picture, None, None)
-    masks = _processor(do_normalize=False, do_binarize=True, do_convert_grayscale=True)
-    alpha = masks.blur(mask.picture, request.blur) if request.blur else mask.picture
-    region = masks.get_crop_region(alpha, width, height, pad=request.padding) if request.only_masked else None
-    place: dict[str, Any] = {"height": height, "width": width}
-    if region is not None:
-        place |= {"crops_coords": region, "resize_mode": "fill"}
-    pixels = _processor().preprocess(image.picture, **place).numpy()
-    selected = masks.preprocess(alpha, **place).numpy()
-    original = image.picture
+        return Canvas(2 * shares(resized(image.picture, size)) - 1, None, image.picture, None, None)
+    alpha = mask.picture.filter(GaussianBlur(request.blur)) if request.blur else mask.picture
+    region = surroundings(alpha, size, request.padding) if request.only_masked else None
+    pictures = image.picture, alpha
     if region is None:
-        original, alpha = (_processor().resize(each, height, width) for each in (original, alpha))
-    canvas = Canvas(pixels, selected, original, alpha, region)
+        fit = original, alpha = [resized(each, size) for each in pictures]
+    else:
+        fit, original = [fitted(each.crop(region), size, extend=True) for each in pictures], image.picture
+    selected = np.float32(1) * (shares(fit[1].convert("L")) >= 0.5)
+    canvas = Canvas(2 * shares(fit[0]) - 1, selected, original, alpha, region)
     if not canvas.latent_mask(factor).any():
-        surroundings = "ask for a larger image" if region else "generate its surroundings alone, larger: --only-masked"
+        height, width = size
+        instead = "ask for a larger image" if region else "generate its surroundings alone, larger: --only-masked"
         raise UsageError(
             f"the white of --mask {mask.name} is too small: at {width}x{height} pixels it covers no square of {factor}",
-            hint=f"Draw it larger, or {surroundings}.",
+            hint=f"Draw it larger, or {instead}.",
         )
     return canvas
-
-
-def _processor(**settings: bool) -> Any:
-    from diffusers.image_processor import VaeImageProcessor
-
-    # The size is a multiple of the autoencoder's factor by now.
-    return VaeImageProcessor(vae_scale_factor=1, **settings)
 
 
 def remark_on_size(request: Request, size: tuple[int, int]) -> None:

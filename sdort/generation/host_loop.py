@@ -1,6 +1,6 @@
 """The denoising loop of diffusers' StableDiffusionPipeline, step by step through the host.
 
-For schedulers that :mod:`sdort.generation.recurrence` cannot express in numbers; :mod:`sdort.generation.device_loop`
+For samplers that :mod:`sdort.generation.recurrence` cannot express in numbers; :mod:`sdort.generation.device_loop`
 has the others.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,7 +17,6 @@ from sdort.errors import ParityError
 from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import batch_slices, repeated
 from sdort.generation.preview import BatchPreviews
-from sdort.generation.recurrence import drawing_from
 from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
 from sdort.generation.step_conditions import StepConditions
@@ -35,14 +34,12 @@ def embed_guidance(guidance_scale: float, width: int) -> Array:
 
     https://github.com/google-research/vdm/blob/dc27b98a554f65cdc654b800da5aa1846545d41b/model_vdm.py#L298
     """
-    import torch
-
     half = width // 2
-    # torch's fp32 arithmetic, as in training: the angles are in the thousands, so its roundings show.
-    frequencies = torch.exp(torch.arange(half) * -(math.log(10000.0) / (half - 1)))
-    angles = (guidance_scale - 1) * 1000.0 * frequencies
-    embedded: Array = torch.cat([angles.sin(), angles.cos(), torch.zeros(width % 2)])[None].numpy()
-    return embedded
+    # In fp32, as in training: the angles are in the thousands, so its roundings show.
+    exponents = np.arange(half, dtype=np.float32) * np.float32(-(math.log(10000.0) / (half - 1)))
+    frequencies = np.exp(exponents.astype(np.float64)).astype(np.float32)
+    angles = (np.float32((guidance_scale - 1) * 1000.0) * frequencies).astype(np.float64)
+    return np.concatenate([np.sin(angles), np.cos(angles), np.zeros(width % 2)])[None].astype(np.float32)
 
 
 def denoise(
@@ -60,7 +57,7 @@ def denoise(
 
     Args:
         conditions: of every call.
-        draw: gives noise [images, *shape], for schedulers that add noise of their own.
+        draw: gives noise [images, *shape], for samplers that add noise of their own.
         guidance: the weight of each copy's output; they sum up to one.
         previews: shown every few steps.
         controls: what fills the UNet's residual inputs; zeros are in them without any.
@@ -70,58 +67,51 @@ def denoise(
 
     Raises:
         ParityError: the UNet returned NaN or infinity.
+        UsageError: the sampler cannot take a step with its pipeline's settings.
     """
-    import torch
-
-    scheduler = steps.scheduler
-    noise, image, mask, extra = (
-        None if each is None else torch.tensor(each) for each in (given.noise, given.image, given.mask, given.extra)
-    )
-
-    def drawn(shape: Sequence[int], *args: Any, dtype: Any = None, **kwargs: Any) -> Any:
-        return torch.from_numpy(draw(shape[1:])).to(dtype)
-
+    noise, image, name = given.noise, given.image, steps.sampler.name
     conditioning: Conditioning = {}
-    with steps_of(scheduler):
+    with steps_of(name):
         latents = steps.begin(noise, image)
     seconds = []
     for number, timestep in enumerate(steps.timesteps):
         started = time.perf_counter()
         if conditions.changes(number):
-            conditioning = repeated(conditions.at(number), len(given.noise))
-        with steps_of(scheduler):
+            conditioning = repeated(conditions.at(number), len(noise))
+        with steps_of(name):
             sample = steps.sample(number, latents)
-        whole = sample if extra is None else torch.cat([sample, extra], dim=1)
-        fed = torch.cat([whole] * len(guidance)).numpy()
+        whole = sample if given.extra is None else np.concatenate([sample, given.extra], axis=1)
+        fed = np.concatenate([whole] * len(guidance))
         residuals = zero_residuals(unet.inputs, fed.shape)
         if controls:
-            shared = {
-                "sample": torch.cat([sample] * len(guidance)).numpy(),
-                "timestep": timestep.numpy(),
-                **conditioning,
-            }
+            shared = {"sample": np.concatenate([sample] * len(guidance)), "timestep": timestep, **conditioning}
             residuals |= controls.residuals(number, len(steps.timesteps), unet, shared, len(guidance))
-        predicted = _predict(unet, fed, timestep.numpy(), {**conditioning, **residuals})
-        output = torch.from_numpy(predicted)
-        if not torch.isfinite(output).all():
+        predicted = _predict(unet, fed, timestep, {**conditioning, **residuals})
+        if not np.isfinite(predicted).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {number + 1} of {len(steps.timesteps)}",
                 component="unet",
                 hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
             )
-        output, *prompted = output.chunk(len(guidance))
-        without = output
-        for weight, predicted_by in zip(guidance[1:], prompted, strict=True):
-            output = output + weight * (predicted_by - without)
-        with steps_of(scheduler), drawing_from(drawn, scheduler):
-            latents = steps.step(number, output, latents)
-            if mask is not None:
-                latents = torch.where(mask, latents, steps.outside(number, noise, image))
+        with steps_of(name):
+            latents = steps.step(number, _guided(predicted, guidance), latents, lambda: draw(given.noise.shape[1:]))
+            if given.mask is not None:
+                assert image is not None
+                latents = np.where(given.mask, latents, steps.outside(number, noise, image))
         seconds.append(time.perf_counter() - started)
         on_step(len(latents))
         if previews and previews.is_due(number):
-            previews.show(number, sample.numpy(), predicted)
-    return latents.numpy(), seconds
+            previews.show(number, sample, predicted)
+    return latents, seconds
+
+
+def _guided(predicted: Array, guidance: Sequence[float]) -> Array:
+    """The output of an image from those of its copies: without the prompt, and with each of its parts."""
+    without, *prompted = np.split(predicted, len(guidance))
+    output = without
+    for weight, predicted_by in zip(guidance[1:], prompted, strict=True):
+        output = output + weight * (predicted_by - without)
+    return output
 
 
 def _predict(unet: Session, sample: Array, timestep: Array, conditioning: Conditioning) -> Array:

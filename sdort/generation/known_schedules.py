@@ -1,4 +1,5 @@
-"""Schedules as numbers, kept between runs: who asks for a known one again imports no diffusers, which takes seconds.
+"""Schedules as numbers. Those of diffusers' schedulers are kept between runs: who asks for a known one again imports no
+diffusers, which takes seconds. Those of sdort's own samplers are computed each time, in milliseconds.
 
 An entry is a line of JSON and the arrays of :class:`Recurrence` behind it. Its key has everything that the numbers
 depend on: the scheduler's config, all that a request says of it (its ``scheduler_options``; a scheduler is made of
@@ -19,8 +20,9 @@ from typing import Any
 import numpy as np
 
 from sdort.generation.recurrence import MAX_STEPS, Recurrence, find_recurrence
-from sdort.generation.request import Request, scheduler_of
+from sdort.generation.request import Request, sampler_of
 from sdort.generation.schedule_part import Part
+from sdort.generation.schedulers import check_installed, choose_scheduler, has_formulas
 from sdort.machine.cache_folder import schedules_folder
 from sdort.machine.json_text import parse_json
 from sdort.machine.package_sources import PackageSources, package_folder, process_start_ns, read_sources
@@ -28,13 +30,14 @@ from sdort.machine.verified_cache import VerifiedCache
 from sdort.machine.version import __version__
 from sdort.model.signature import Array
 from sdort.pipelines.folder import PipelineFolder, read_scheduler_config
+from sdort.samplers.sampler import Sampler
 
 _FORMAT = 2
 _LIMIT = 4 * 2**20
 """Bytes of an entry: 500 steps and more. Longer schedules are computed every time, which is little beside their run."""
 _SOURCES: Mapping[str, Mapping[str, Collection[str]]] = {
     "diffusers": {"": ("schedulers", "utils")},
-    "sdort": {"": ("generation", "pipelines")},
+    "sdort": {"": ("generation", "pipelines", "samplers")},
 }
 """Packages -> the folders of theirs that make the numbers."""
 _TIMES = ("int64", "int32", "float64", "float32")
@@ -66,29 +69,45 @@ class KnownSchedule:
         """The number of its calls.
 
         Raises:
-            BadModelError, UsageError: as :func:`scheduler_of`.
+            BadModelError, UsageError: as :func:`sampler_of`.
         """
-        known = _counts(_cache().load_json("schedule", self._key(None)))
+        kept = self._is_kept()
+        known = _counts(_cache().load_json("schedule", self._key(None))) if kept else None
         if known is None:
-            scheduler = self.scheduler()
-            known = ScheduleCounts(len(scheduler.timesteps), int(getattr(scheduler, "order", 1)))
-            self._store(None, json.dumps([known.calls, known.order]).encode())
+            sampler = self.sampler()
+            known = ScheduleCounts(len(sampler.timesteps), sampler.order)
+            if kept:
+                self._store(None, json.dumps([known.calls, known.order]).encode())
         return known
 
     def recurrence(self, part: Part) -> Recurrence | None:
         """As :func:`find_recurrence`."""
+        if not self._is_kept():
+            return find_recurrence(self.sampler, part)
         content = _cache().load("schedule", self._key(part))
         known = None if content is None else _unpack(content)
         if known is None:
-            known = find_recurrence(self.scheduler, part)
+            known = find_recurrence(self.sampler, part)
             packed = b"" if known is None else _pack(known)
             if known is not None and len(packed) < _LIMIT // 2:
                 self._store(part, packed)
         return known
 
-    def scheduler(self) -> Any:
-        """Diffusers' scheduler, a new one each time."""
-        return scheduler_of(self.folder, self.request, self.steps)
+    def sampler(self) -> Sampler:
+        """The sampler, a new one each time."""
+        return sampler_of(self.folder, self.request, self.steps)
+
+    def _is_kept(self) -> bool:
+        """Whether it is one of diffusers' schedulers.
+
+        Raises:
+            UsageError: it is, and diffusers is not installed.
+        """
+        choice = choose_scheduler(self.folder.path / "scheduler", **self.request.scheduler_options)
+        if has_formulas(choice):
+            return False
+        check_installed(choice)
+        return True
 
     def _store(self, part: Part | None, content: bytes) -> None:
         latest = process_start_ns() + 1_000_000_000

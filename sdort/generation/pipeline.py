@@ -1,4 +1,4 @@
-"""Text to image over ONNX Runtime sessions and diffusers' schedulers."""
+"""Text to image over ONNX Runtime sessions."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -36,7 +36,8 @@ from sdort.generation.prompt_tokenizer import PromptTokenizer
 from sdort.generation.prompts import load_tokenizers, remark_on_files, remark_on_prompts
 from sdort.generation.recurrence import Recurrence
 from sdort.generation.refiner import open_refiner, remark_on_base
-from sdort.generation.request import UPSCALES, Request, check_inputs, image_size, scheduler_of
+from sdort.generation.request import UPSCALES, Request, check_inputs, image_size, sampler_of
+from sdort.generation.resampling import enlarged_latents
 from sdort.generation.running_controls import Controls, RunningControls
 from sdort.generation.safety import SafetyChecker, Verdict
 from sdort.generation.schedule_part import Part, PartSteps
@@ -339,14 +340,12 @@ class TextToImage:
 
     def _larger(self, latents: Array, request: Request, stage: Stage, seeds: list[ImageSeed]) -> Start:
         """The beginning of a second pass: the latents of the first, or its images, at the size of ``stage``."""
-        import torch
         from PIL import Image
 
         height, width = stage.size
         if request.hires_start == UPSCALES[0]:
             sides = height // self.folder.vae_factor, width // self.folder.vae_factor
-            larger = torch.nn.functional.interpolate(torch.from_numpy(latents), size=sides, mode="bilinear")
-            return Start(self.folder, latents=larger.numpy())
+            return Start(self.folder, latents=enlarged_latents(latents, sides))
         images = list(self._decode(latents, request, seeds, lambda tile, tiles: None))
         bad = next((image for image in images if image.problem), None)
         if bad:
@@ -620,10 +619,7 @@ class TextToImage:
         return self.controls.use(planned, stage.size, self.sessions["unet"], guess=request.guess_mode)
 
     def _steps(self, request: Request, stage: Stage) -> PartSteps:
-        return PartSteps(self._scheduler(request, stage), stage.part)
-
-    def _scheduler(self, request: Request, stage: Stage) -> Any:
-        return scheduler_of(self.schedule, request, stage.schedule)
+        return PartSteps(sampler_of(self.schedule, request, stage.schedule), stage.part)
 
     def _recurrence(self, request: Request, stage: Stage) -> Recurrence | None:
         return KnownSchedule(self.schedule, request, stage.schedule).recurrence(stage.part)
@@ -634,7 +630,7 @@ class TextToImage:
         if self.previewer is None:
             return None
         steps, numbers = self._steps(request, stage), [seed.number for seed in seeds]
-        return BatchPreviews(self.previewer, steps.scheduler, steps.timesteps, guidance, numbers)
+        return BatchPreviews(self.previewer, steps.sampler, steps.timesteps, guidance, numbers)
 
     def _decode(self, latents: Array, request: Request, seeds: list[ImageSeed], on_tile: OnTile) -> Iterator[Generated]:
         decoder = self._decoder(on_tile)

@@ -11,7 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
+from sdort.samplers.sampler import Sampler
 
 PREVIEW_VAE = "preview_vae"
 """The folder of a pipeline with its own small VAE for previews."""
@@ -92,20 +92,20 @@ class BatchPreviews:
     """The previews of one batch.
 
     Args:
-        scheduler: of diffusers, for what the UNet predicts and how much noise there is.
+        sampler: for what the UNet predicts and how much noise there is.
         timesteps: of the calls.
         guidance: the weight of each copy's output.
     """
 
     def __init__(
-        self, previewer: Previewer, scheduler: Any, timesteps: Array, guidance: Sequence[float], seeds: list[int]
+        self, previewer: Previewer, sampler: Sampler, timesteps: Array, guidance: Sequence[float], seeds: list[int]
     ) -> None:
         self.previewer = previewer
         self.timesteps = np.asarray(timesteps, np.float64)
         self.guidance = np.asarray(guidance, np.float32)
         self.seeds = seeds
-        self._alphas = np.asarray(scheduler.alphas_cumprod, np.float64)
-        self._prediction = str(scheduler.config.get("prediction_type", "epsilon"))
+        self._alphas = sampler.shares
+        self._prediction = sampler.prediction
 
     def is_due(self, call: int) -> bool:
         """Whether there is a preview after a call, counted from 0; after the last comes the image itself."""

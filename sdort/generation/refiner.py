@@ -13,6 +13,7 @@ from sdort.console import say
 from sdort.errors import UsageError
 from sdort.pipelines.families import REFINER, SDXL
 from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.samplers.sampler import Sampler
 
 
 def open_refiner(path: Path, base: PipelineFolder) -> PipelineFolder:
@@ -74,14 +75,12 @@ def remark_on_base(base: Path, *, adapters: bool, controls: bool) -> None:
         )
 
 
-def handover(scheduler: Any, start: float) -> int:
+def handover(sampler: Sampler, start: float) -> int:
     """The number of the first call of the UNet that the refiner takes.
 
-    As in diffusers: all timesteps below the share ``1 - start`` of those trained. A scheduler with two calls a step is
+    As in diffusers: all timesteps below the share ``1 - start`` of those trained. A sampler with two calls a step is
     divided between steps; its last one may have a single call.
     """
-    trained = int(scheduler.config.num_train_timesteps)
-    cutoff = round(trained - start * trained)
-    first = sum(float(time) >= cutoff for time in scheduler.timesteps)
-    order = int(getattr(scheduler, "order", 1))
-    return first if first == len(scheduler.timesteps) else first - first % order
+    cutoff = round(sampler.trained - start * sampler.trained)
+    first = sum(float(time) >= cutoff for time in sampler.timesteps)
+    return first if first == len(sampler.timesteps) else first - first % sampler.order

@@ -44,7 +44,7 @@ from sdort.generation.ip_adapter_choice import IpAdapterImage
 from sdort.generation.prompt_schedule import check_prompt, read_parts
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting
 from sdort.generation.safety import check_safety
-from sdort.generation.schedulers import SchedulerOptions, load_scheduler, set_steps
+from sdort.generation.schedulers import SchedulerOptions, load_sampler
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import static_size
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
@@ -52,6 +52,7 @@ from sdort.pipelines.families import Family
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
 from sdort.runtime.session import Session
+from sdort.samplers.sampler import Sampler
 from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
 from sdort.workload.image_inputs import image_inputs
 from sdort.workload.residuals import all_residuals
@@ -267,8 +268,8 @@ class Request:
         }
 
 
-def scheduler_of(folder: PipelineFolder, request: Request, steps: int | None = None) -> Any:
-    """Diffusers' scheduler of a request, its timesteps set.
+def sampler_of(folder: PipelineFolder, request: Request, steps: int | None = None) -> Sampler:
+    """The sampler of a request, a new one each time.
 
     Args:
         steps: of the schedule, where that is not the request's.
@@ -277,9 +278,7 @@ def scheduler_of(folder: PipelineFolder, request: Request, steps: int | None = N
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler, or it cannot do what is asked.
     """
-    scheduler = load_scheduler(folder.path / "scheduler", **request.scheduler_options)
-    set_steps(scheduler, steps or request.steps)
-    return scheduler
+    return load_sampler(folder.path / "scheduler", steps or request.steps, **request.scheduler_options)
 
 
 GOES_WITH = {

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+
+from sdort.model.signature import Array
+from sdort.samplers.sampler import Draw, Sampler
 
 
 class Begin(Enum):
@@ -47,23 +49,21 @@ WHOLE = Part()
 
 
 class PartSteps:
-    """The calls of a part of a scheduler's schedule; one walks through them once.
+    """The calls of a part of a sampler's schedule; one walks through them once.
 
-    All latents are tensors [images, channels, height, width] in fp32.
+    All latents are arrays [images, channels, height, width]; calls are counted from 0 in the part.
 
     Args:
-        scheduler: a new one, with its timesteps set.
+        sampler: a new one.
     """
 
-    def __init__(self, scheduler: Any, part: Part) -> None:
-        self.scheduler = scheduler
+    def __init__(self, sampler: Sampler, part: Part) -> None:
+        self.sampler = sampler
         self.part = part
-        self.timesteps = scheduler.timesteps[part.first : part.last]
-        if part.takes_image and hasattr(scheduler, "set_begin_index"):
-            # Otherwise it searches the timestep, and where one stands twice it may find the wrong one.
-            scheduler.set_begin_index(part.first)
+        self.timesteps = sampler.timesteps[part.first : part.last]
+        sampler.begin_at(part.first)
 
-    def begin(self, noise: Any, image: Any = None) -> Any:
+    def begin(self, noise: Array, image: Array | None = None) -> Array:
         """The latents before the first call.
 
         Args:
@@ -71,21 +71,20 @@ class PartSteps:
             image: scaled latents, where the part takes some.
         """
         if self.part.begin is Begin.NOISE:
-            return noise * self.scheduler.init_noise_sigma
-        if self.part.begin is Begin.LATENTS:
-            return image
-        return self.scheduler.add_noise(image, noise, self.timesteps[:1].repeat(len(noise)))
+            return self.sampler.begin(noise)
+        assert image is not None
+        return image if self.part.begin is Begin.LATENTS else self.sampler.noised(self.part.first, image, noise)
 
-    def sample(self, number: int, latents: Any) -> Any:
-        """What the UNet gets at a call: its number counts from 0 in this part."""
-        return self.scheduler.scale_model_input(latents, self.timesteps[number])
+    def sample(self, number: int, latents: Array) -> Array:
+        """What the UNet gets at a call."""
+        return self.sampler.sample(self.part.first + number, latents)
 
-    def step(self, number: int, output: Any, latents: Any, **extra: Any) -> Any:
+    def step(self, number: int, output: Array, latents: Array, draw: Draw) -> Array:
         """The latents after a call that gave ``output``."""
-        return self.scheduler.step(output, self.timesteps[number], latents, **extra, return_dict=False)[0]
+        return self.sampler.step(self.part.first + number, output, latents, draw)
 
-    def outside(self, number: int, noise: Any, image: Any) -> Any:
+    def outside(self, number: int, noise: Array, image: Array) -> Array:
         """The latents outside of the mask after a call; to be asked after :meth:`step`, which moves the schedule on."""
         if number + 1 == len(self.timesteps):
             return image
-        return self.scheduler.add_noise(image, noise, self.timesteps[number + 1 : number + 2].repeat(len(noise)))
+        return self.sampler.noised(self.part.first + number + 1, image, noise)

@@ -1,21 +1,24 @@
-"""Diffusers' schedulers, loaded by the names of :mod:`sdort.pipelines.scheduler_names`."""
+"""Schedulers by the names of :mod:`sdort.pipelines.scheduler_names`: sdort's own samplers, or diffusers' classes."""
 
 from __future__ import annotations
 
 import copy
 import inspect
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, TypedDict
 
 import numpy as np
 
-from sdort.errors import BadModelError, UsageError
+from sdort.errors import BadModelError, MissingPackageError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.machine.distributions import install_commands
+from sdort.machine.optional_packages import need_packages
 from sdort.pipelines.folder import read_scheduler_config
 from sdort.pipelines.scheduler_names import (
     CLASSES,
@@ -26,22 +29,35 @@ from sdort.pipelines.scheduler_names import (
     find_scheduler,
     has_betas,
 )
+from sdort.samplers.find_sampler import SAMPLER_CLASSES, foreign_settings, sampler_values
+from sdort.samplers.noise_level import LEAST_SHARE
+from sdort.samplers.sampler import Sampler
+from sdort.samplers.settings import ZERO_SNR
 
 STUMBLES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError)
 """Exceptions of a scheduler of diffusers whose config has values that do not go together."""
 
 
 class SchedulerOptions(TypedDict):
-    """Options that make a scheduler beside a pipeline's config: all that :func:`load_scheduler` takes."""
+    """Options that make a scheduler beside a pipeline's config: all that :func:`choose_scheduler` takes."""
 
     name: str | None
     timestep_spacing: str | None
     eta: float | None
 
 
-def load_scheduler(
+@dataclass(frozen=True)
+class SchedulerChoice:
+    """A scheduler that works with a pipeline's config: diffusers' class, its config, and the share of new noise."""
+
+    class_name: str
+    config: dict[str, Any]
+    eta: float | None
+
+
+def choose_scheduler(
     folder: Path, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
-) -> Any:
+) -> SchedulerChoice:
     """The scheduler of a pipeline, or another one with the same noise schedule.
 
     Args:
@@ -52,7 +68,7 @@ def load_scheduler(
 
     Raises:
         BadModelError: the folder has no usable scheduler config.
-        UsageError: no such scheduler, or it does not work with this config, spacing or eta.
+        UsageError: no such scheduler, or the class has no such spacing or eta.
     """
     config = read_scheduler_config(folder)
     class_name, additions = find_scheduler(name) if name else (str(config.get("_class_name")), {})
@@ -68,10 +84,102 @@ def load_scheduler(
     if timestep_spacing:
         additions = {**additions, "timestep_spacing": timestep_spacing}
         check_spacing(class_name)
-    scheduler = _made(class_name, {**config, **additions})
     if eta is not None:
         check_eta(class_name)
-        scheduler.step = partial(scheduler.step, eta=eta)
+    return SchedulerChoice(class_name, {**config, **additions}, eta)
+
+
+def load_scheduler(
+    folder: Path, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
+) -> Any:
+    """Diffusers' scheduler, as :func:`choose_scheduler`.
+
+    Raises:
+        BadModelError: the folder has no usable scheduler config.
+        UsageError: no such scheduler, or it does not work with this config, spacing or eta.
+    """
+    return _scheduler(choose_scheduler(folder, name, timestep_spacing=timestep_spacing, eta=eta))
+
+
+def load_sampler(
+    folder: Path, steps: int, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
+) -> Sampler:
+    """The sampler of a schedule: by sdort's formulas, or diffusers' where these do not know a setting.
+
+    Raises:
+        BadModelError: the folder has no usable scheduler config.
+        UsageError: no such scheduler, it does not work with this config, spacing, eta or number of steps, or it needs
+            diffusers, which is not installed.
+    """
+    choice = choose_scheduler(folder, name, timestep_spacing=timestep_spacing, eta=eta)
+    if has_formulas(choice):
+        return _formula_sampler(choice, steps)
+    check_installed(choice)
+    scheduler = _scheduler(choice)
+    set_steps(scheduler, steps)
+    return DiffusersSampler(scheduler)
+
+
+def has_formulas(choice: SchedulerChoice) -> bool:
+    """Whether sdort's own sampler knows all that a choice asks for."""
+    return foreign_settings(choice.class_name, choice.config) == []
+
+
+def _formula_sampler(choice: SchedulerChoice, steps: int) -> Sampler:
+    name = choice.class_name
+    try:
+        values = sampler_values(name, choice.config)
+    except ValueError as error:
+        raise UsageError(f"{name} does not take this pipeline's noise schedule: {error}") from error
+    trained = int(values["num_train_timesteps"])
+    _check_number(name, steps, trained)
+    make = partial(SAMPLER_CLASSES[name], values, steps, choice.eta)
+    with _taking(name, steps, trained):
+        sampler = make()
+        _check_times(sampler.timesteps.tolist(), trained)
+        _try_calls(make())
+    return sampler
+
+
+def _try_calls(sampler: Sampler) -> None:
+    """Take all steps on a single number first.
+
+    Raises:
+        ValueError: a result that is not finite.
+        ArithmeticError: a formula that divides by zero.
+    """
+    latents = sampler.begin(np.ones((1, 1, 1, 1)))
+    for call in range(len(sampler.timesteps)):
+        latents = sampler.step(call, 0.01 * sampler.sample(call, latents), latents, lambda: np.ones((1, 1, 1, 1)))
+    if not np.isfinite(latents).all():
+        raise ValueError("its steps are so short that it divides by zero")
+
+
+def check_installed(choice: SchedulerChoice) -> None:
+    """Refuse a scheduler that only diffusers has where it is not installed.
+
+    Raises:
+        MissingPackageError: why it is needed, what to install, and which schedulers do without.
+    """
+    settings = foreign_settings(choice.class_name, choice.config)
+    what = f"{choice.class_name} with {', '.join(settings)}" if settings else choice.class_name
+    try:
+        need_packages("diffusers", "torch", what=what)
+    except MissingPackageError as error:
+        others = [
+            name
+            for name, sampler in SAMPLERS.items()
+            if foreign_settings(sampler.class_name, {**choice.config, **sampler.config}) == []
+        ]
+        if others:
+            error.hint = f"{error.hint}\nOr take another --scheduler, which needs neither: {', '.join(others)}."
+        raise
+
+
+def _scheduler(choice: SchedulerChoice) -> Any:
+    scheduler = _made(choice.class_name, choice.config)
+    if choice.eta is not None:
+        scheduler.step = partial(scheduler.step, eta=choice.eta)
     return scheduler
 
 
@@ -95,11 +203,6 @@ def _made(class_name: str, config: dict[str, Any]) -> Any:
         raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {reason}") from error
 
 
-ZERO_SNR = "rescale_betas_zero_snr"
-_LEAST = 2.0**-24
-"""The share of the signal in the last alpha of diffusers' own schedulers of zero terminal SNR, by which they divide."""
-
-
 def _at_zero_snr(scheduler: Any, config: dict[str, Any]) -> Any:
     """The scheduler with noise that begins without a signal (https://arxiv.org/abs/2305.08891, algorithm 1).
 
@@ -109,14 +212,17 @@ def _at_zero_snr(scheduler: Any, config: dict[str, Any]) -> Any:
         return scheduler
     roots = np.sqrt(np.cumprod(1 - scheduler.betas.double().numpy()))
     roots = (roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])
-    products = np.append(np.square(roots[:-1]), _LEAST)
+    products = np.append(np.square(roots[:-1]), LEAST_SHARE)
     betas = 1 - products / np.append(1.0, products[:-1])
     return type(scheduler).from_config({**config, "trained_betas": betas.tolist()})
 
 
 @contextmanager
-def steps_of(scheduler: Any) -> Iterator[None]:
-    """Code in which a scheduler takes a step.
+def steps_of(name: str) -> Iterator[None]:
+    """Code in which a sampler takes a step.
+
+    Args:
+        name: of diffusers' class.
 
     Raises:
         UsageError: it cannot with its pipeline's settings.
@@ -125,30 +231,59 @@ def steps_of(scheduler: Any) -> Iterator[None]:
         yield
     except STUMBLES as error:
         raise UsageError(
-            f"{type(scheduler).__name__} cannot take a step with this pipeline's settings: {library_reason(error)}",
+            f"{name} cannot take a step with this pipeline's settings: {library_reason(error)}",
             hint="Ask for another number of --steps, or for another --scheduler.",
         ) from error
 
 
 def set_steps(scheduler: Any, steps: int) -> None:
-    """Set the timesteps of a scheduler.
+    """Set the timesteps of a scheduler of diffusers.
 
     Raises:
         UsageError: it cannot take so many; PNDM's Runge-Kutta steps, for one, need four.
     """
     trained = int(scheduler.config.get("num_train_timesteps", steps))
-    name, usual = type(scheduler).__name__, "20 to 50 steps are usual."
-    if steps > trained:  # before it is asked, which would be an array of as many
-        raise UsageError(f"--steps {steps} is more than the {trained} timesteps of {name}", hint=usual)
-    try:
+    name = type(scheduler).__name__
+    _check_number(name, steps, trained)
+    with _taking(name, steps, trained):
         scheduler.set_timesteps(steps)
         _try_steps(scheduler, steps, trained)
+
+
+_USUAL = "20 to 50 steps are usual."
+
+
+def _check_number(name: str, steps: int, trained: int) -> None:
+    """Refuse more steps than were trained, before anybody makes an array of as many."""
+    if steps > trained:
+        raise UsageError(f"--steps {steps} is more than the {trained} timesteps of {name}", hint=_USUAL)
+
+
+@contextmanager
+def _taking(name: str, steps: int, trained: int) -> Iterator[None]:
+    """Code that makes a schedule of ``steps``.
+
+    Raises:
+        UsageError: there is none.
+    """
+    try:
+        yield
     except STUMBLES as error:
-        reason = library_reason(error)
         raise UsageError(
-            f"{name} cannot take {steps} steps with this pipeline's settings: {reason}",
-            hint=usual if steps > trained // 2 else "Ask for another number of --steps, or for another --scheduler.",
+            f"{name} cannot take {steps} steps with this pipeline's settings: {library_reason(error)}",
+            hint=_USUAL if steps > trained // 2 else "Ask for another number of --steps, or for another --scheduler.",
         ) from error
+
+
+def _check_times(times: Sequence[float], trained: int) -> None:
+    """Refuse a timestep that was not trained.
+
+    Raises:
+        ValueError: which one it is.
+    """
+    outside = next((time for time in times if not 0 <= time <= trained - 1), None)
+    if outside is not None:
+        raise ValueError(f"it would ask for timestep {outside:g}, and the model was trained on 0 to {trained - 1}")
 
 
 def _try_steps(scheduler: Any, steps: int, trained: int) -> None:
@@ -161,10 +296,7 @@ def _try_steps(scheduler: Any, steps: int, trained: int) -> None:
         ValueError: a timestep that was not trained, or a result that is not finite.
         IndexError, AssertionError: diffusers' own, where it counts too far.
     """
-    times = [float(time) for time in scheduler.timesteps]
-    outside = next((time for time in times if not 0 <= time <= trained - 1), None)
-    if outside is not None:
-        raise ValueError(f"it would ask for timestep {outside:g}, and the model was trained on 0 to {trained - 1}")
+    _check_times([float(time) for time in scheduler.timesteps], trained)
     if steps <= trained // 2:
         return
     import torch

@@ -11,7 +11,7 @@ from sdort.generation.image_sizes import scaled_size
 from sdort.generation.known_schedules import KnownSchedule
 from sdort.generation.prompt_schedule import Clock
 from sdort.generation.refiner import handover, open_refiner
-from sdort.generation.request import Request, check_task, image_size, scheduler_of
+from sdort.generation.request import Request, check_task, image_size, sampler_of
 from sdort.generation.schedule_part import WHOLE, Begin, Part
 from sdort.pipelines.folder import PipelineFolder
 
@@ -70,17 +70,17 @@ def _refined(folder: PipelineFolder, request: Request, whole: Stage) -> list[Sta
         UsageError: one of them gets no step.
     """
     image_size(open_refiner(Path(request.refiner or ""), folder), request)
-    scheduler = scheduler_of(folder, request, whole.schedule)
+    sampler = sampler_of(folder, request, whole.schedule)
     share = request.base_share
-    first, last = whole.part.first, len(scheduler.timesteps)
-    middle = handover(scheduler, share)
+    first, last = whole.part.first, len(sampler.timesteps)
+    middle = handover(sampler, share)
     if not first < middle < last:
         who = "the refiner" if middle >= last else "the base"
         raise UsageError(
             f"--refiner-start {share:g} leaves {who} none of {whole.steps} steps",
             hint="Take more --steps, or another --refiner-start; 0.8 is usual.",
         )
-    steps = -(-(last - middle) // int(getattr(scheduler, "order", 1)))
+    steps = -(-(last - middle) // sampler.order)
     base = replace(whole, steps=whole.steps - steps, calls=middle - first, part=replace(whole.part, last=middle))
     part = Part(middle, begin=Begin.LATENTS)
     clock = replace(whole.clock, begun=base.calls)

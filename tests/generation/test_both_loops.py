@@ -150,28 +150,23 @@ class Schedule:
 
     def steps(self) -> Any:
         """As :class:`sdort.generation.schedule_part.PartSteps`."""
-        import torch
 
-        def step(number: int, output: Any, latents: Any) -> Any:
-            made = self.keep[number] * latents + self.add[number] * output
-            return made + self.noise[number] * randn_tensor(latents.shape) if self.noisy else made
+        def step(number: int, output: Any, latents: Any, draw: Any) -> Any:
+            made = float(self.keep[number]) * latents + float(self.add[number]) * output
+            return made + float(self.noise[number]) * draw() if self.noisy else made
 
         def blend(weights: Array) -> Callable[[Any, Any], Any]:
-            return lambda noise, image: weights[0] * noise + (weights[1] * image if self.masked else 0)
+            around = weights.tolist()
+            return lambda noise, image: around[0] * noise + (around[1] * image if self.masked else 0)
 
         return SimpleNamespace(
-            scheduler=self,
-            timesteps=torch.tensor(self.times, dtype=torch.float32),
+            sampler=SimpleNamespace(name="Sampler"),
+            timesteps=self.times.astype(np.float32),
             begin=blend(self.start),
-            sample=lambda number, latents: self.scale[number] * latents,
+            sample=lambda number, latents: float(self.scale[number]) * latents,
             step=step,
             outside=lambda number, noise, image: blend(self.around[number])(noise, image),
         )
-
-
-def randn_tensor(shape: Sequence[int]) -> Any:
-    """As in the modules of diffusers' schedulers: the loop puts its own in its place."""
-    raise AssertionError("the loop draws all noise")
 
 
 class Steering:

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 from PIL import Image
-from support import tiny_pipeline
+from support import tiny_pipeline, without
 from support.adapter_files import make_lora
 from support.pipelines import trace_folder
 from support.tiny_control import build_controlnet, build_t2i_adapter, export_part
@@ -178,6 +178,12 @@ def test_steps_through_the_host_are_the_same(made: Made, ours: Any, monkeypatch:
     expected = _generate(ours, control)
     monkeypatch.setattr(type(ours._models.loop), "fits", lambda *args: False)
     assert _decibels(_generate(ours, control), expected) > LIKE
+
+
+def test_controls_steer_without_torch(made: Made, ours: Any, tmp_path: Path) -> None:
+    options: Any = {"steps": 2, "seed": 7, "control": [f"{made.out('net0')}:{made.image(0)}:0.8"]}
+    [drawn] = without.draw(made.out("pipeline"), tmp_path, PROMPT, options)
+    np.testing.assert_array_equal(drawn, ours.generate(PROMPT, **options).images[0].pixels)
 
 
 def test_an_init_image_is_steered_as_in_diffusers(made: Made, ours: Any) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from PIL import Image
-from support import tiny_pipeline
+from support import tiny_pipeline, without
 from support.pipelines import trace_folder
 from support.tiny_control import export_part
 from support.tiny_ip_adapter import DEPTH, ENCODER, build_image_encoder, build_ip_adapter, published_state
@@ -126,6 +126,13 @@ def test_an_init_image_and_the_host_loop(made: Made, ours: Any, monkeypatch: pyt
     assert _decibels(_generate(made, ours, (0.6, 0.9), init_image=init, strength=0.6), expected) > LIKE
     monkeypatch.setattr(type(ours._models.loop), "fits", lambda *args: False)
     assert _decibels(_generate(made, ours, (0.6, 0.9), init_image=init, strength=0.6), expected) > LIKE
+
+
+def test_images_steer_without_torch(made: Made, ours: Any, tmp_path: Path) -> None:
+    images = [f"{made.image(number)}:0.7" for number in range(2)]
+    options: Any = {"steps": 2, "seed": 7, "ip_adapter_image": images, "scheduler": "heun"}
+    [drawn] = without.draw(made.out, tmp_path, PROMPT, options)
+    np.testing.assert_array_equal(drawn, ours.generate(PROMPT, **options).images[0].pixels)
 
 
 def test_pixels_are_those_of_transformers(made: Made) -> None:

@@ -22,11 +22,12 @@ from sdort.generation import device_loop as loop_module
 from sdort.generation import known_schedules
 from sdort.generation.bound_unet import Batch
 from sdort.generation.device_loop import Loop, open_sum
+from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.generation.known_schedules import KnownSchedule
 from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.request import Request, scheduler_of
+from sdort.generation.request import Request, sampler_of
 from sdort.generation.schedule_part import WHOLE, Begin, Part
-from sdort.generation.schedulers import SchedulerOptions, load_scheduler
+from sdort.generation.schedulers import SchedulerOptions, choose_scheduler
 from sdort.generation.step_conditions import StepConditions
 from sdort.machine.cache_folder import schedules_folder
 from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
@@ -63,7 +64,7 @@ def test_every_scheduler_is_a_recurrence(name: str, prediction: str, monkeypatch
 
     import torch
 
-    found = find_recurrence(lambda: scheduler(name, 6, prediction_type=prediction))
+    found = find_recurrence(lambda: DiffusersSampler(scheduler(name, 6, prediction_type=prediction)))
     assert found is not None
     theirs = scheduler(name, 6, prediction_type=prediction)
     rng = np.random.default_rng(7)
@@ -88,9 +89,10 @@ def test_every_scheduler_is_a_recurrence(name: str, prediction: str, monkeypatch
 
 @pytest.fixture
 def known(tmp_path: Path) -> KnownSchedule:
-    """The schedule of a request with ancestral noise; the pipeline is no more than its scheduler."""
+    """The schedule of a request with ancestral noise; the pipeline is no more than its scheduler, which has a setting
+    that sdort does not know."""
     (tmp_path / "scheduler").mkdir()
-    config = {"_class_name": "DDIMScheduler", **tiny_pipeline.SCHEDULER}
+    config = {"_class_name": "DDIMScheduler", **tiny_pipeline.SCHEDULER, "of_tomorrow": 1}
     (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
     folder: Any = SimpleNamespace(path=tmp_path)
     return KnownSchedule(folder, Request("", scheduler="euler-a", steps=5), 5)
@@ -107,12 +109,12 @@ def test_a_schedule_is_computed_once(known: KnownSchedule, monkeypatch: pytest.M
     parts = [WHOLE, Part(2, begin=Begin.IMAGE, masked=True)]
     counts, first = known.counts(), [known.recurrence(part) for part in parts]
     assert (counts.calls, counts.order) == (5, 1)
-    assert [values(each) for each in first] == [values(find_recurrence(known.scheduler, part)) for part in parts]
+    assert [values(each) for each in first] == [values(find_recurrence(known.sampler, part)) for part in parts]
 
     def ask(*args: object) -> Any:
         raise ConnectionError
 
-    monkeypatch.setattr(known_schedules, "scheduler_of", ask)
+    monkeypatch.setattr(known_schedules, "sampler_of", ask)
     assert known.counts() == counts
     assert [values(known.recurrence(part)) for part in parts] == [values(each) for each in first]
     others = [replace(known, steps=6), replace(known, request=replace(known.request, timestep_spacing="trailing"))]
@@ -140,14 +142,14 @@ def test_every_option_that_a_scheduler_reads_is_in_the_key_of_its_schedule(known
             read.add(name)
             return super().__getattribute__(name)
 
-    options = inspect.signature(load_scheduler).parameters.keys() - {"folder"}
+    options = inspect.signature(choose_scheduler).parameters.keys() - {"folder"}
     assert SchedulerOptions.__annotations__.keys() == options == Request("").scheduler_options.keys()
     keys = [json.dumps(replace(known, request=Request("", **change))._key(WHOLE))  # type: ignore[arg-type]
             for change in ({}, *({name: value} for name, value in OTHER_VALUES.items()))]  # fmt: skip
     assert len(set(keys)) == len(keys) == len(options) + 1
     request = Spy("", scheduler="ddim", eta=0.5)
     read.clear()
-    scheduler_of(known.folder, request, 5)
+    sampler_of(known.folder, request, 5)
     assert read == {"scheduler_options", *OTHER_VALUES}
 
 
@@ -165,12 +167,14 @@ def test_a_new_option_of_a_scheduler_has_its_own_schedule(
             return {**super().scheduler_options, "beta_end": self.beta_end}
 
     def with_betas(folder: Any, request: Any, steps: int) -> Any:
-        made = scheduler_of(folder, Request(""), steps)
-        made = type(made).from_config({**made.config, "beta_end": request.beta_end or made.config["beta_end"]})
-        made.set_timesteps(steps)
-        return made
+        return DiffusersSampler(
+            scheduler("ddim", steps, **({"beta_end": request.beta_end} if request.beta_end else {}))
+        )
 
-    monkeypatch.setattr(known_schedules, "scheduler_of", with_betas)
+    monkeypatch.setattr(known_schedules, "sampler_of", with_betas)
+    monkeypatch.setattr(known_schedules, "choose_scheduler", lambda *_, **options: "any")
+    monkeypatch.setattr(known_schedules, "has_formulas", lambda choice: False)
+    monkeypatch.setattr(known_schedules, "check_installed", lambda choice: None)
     requests = [Extended("", steps=5, beta_end=end, seed=seed) for end, seed in ((None, 1), (0.03, 1), (None, 2))]
     plain, other, again = (values(replace(known, request=each).recurrence(WHOLE)) for each in requests)
     assert plain != other
@@ -225,7 +229,7 @@ def test_every_part_of_a_schedule_is_a_recurrence(name: str, part: Part, monkeyp
 
     import torch
 
-    found = find_recurrence(lambda: scheduler(name, 7), part)
+    found = find_recurrence(lambda: DiffusersSampler(scheduler(name, 7)), part)
     assert found is not None
     theirs = scheduler(name, 7)
     rng = np.random.default_rng(7)
@@ -268,7 +272,7 @@ def test_every_part_of_a_schedule_is_a_recurrence(name: str, part: Part, monkeyp
 
 @pytest.mark.parametrize("config", [{"clip_sample": True}, {"thresholding": True}], ids=str)
 def test_a_scheduler_that_clips_has_none(config: dict[str, bool]) -> None:
-    assert find_recurrence(lambda: scheduler("ddim", 6, **config)) is None
+    assert find_recurrence(lambda: DiffusersSampler(scheduler("ddim", 6, **config))) is None
 
 
 # --- the loop ---

@@ -21,11 +21,12 @@ from sdort.generation.control_plan import _other_inputs, _other_outputs
 from sdort.generation.decode import Decoder
 from sdort.generation.device_buffer import Buffer
 from sdort.generation.device_loop import StepAccumulator
+from sdort.generation.diffusers_sampler import drawing_from
 from sdort.generation.host_loop import _predict, embed_guidance
 from sdort.generation.known_schedules import ScheduleCounts, _arrays, _pack, _unpack
 from sdort.generation.memory_need import _largest_attention
 from sdort.generation.prompt_schedule import Clock
-from sdort.generation.recurrence import Recurrence, _agrees, _unit, _unit_walk, drawing_from
+from sdort.generation.recurrence import Recurrence, _agrees, _unit, _unit_walk
 from sdort.generation.refiner import _latents
 from sdort.generation.running_controls import _bound_sum, _BoundNet
 from sdort.generation.schedule_part import WHOLE, Begin, Part
@@ -452,12 +453,11 @@ def test_arrays_follow_one_another() -> None:
 
 
 class Sampler:
-    """A linear scheduler of two steps that draws noise between them, with the image around a mask."""
+    """A linear sampler of two steps that draws noise between them, with the image around a mask."""
 
     def __init__(self, masked: bool = True) -> None:
-        self.timesteps = [9, 5]
+        self.timesteps = np.array([9, 5])
         self.part = SimpleNamespace(masked=masked)
-        self.scheduler = self
 
     def begin(self, noise: Any, image: Any) -> Any:
         return 2 * noise + 0.5 * image
@@ -465,8 +465,8 @@ class Sampler:
     def sample(self, number: int, latents: Any) -> Any:
         return (3, 0.25)[number] * latents
 
-    def step(self, number: int, output: Any, latents: Any) -> Any:
-        return (0.5, 1.5)[number] * latents - (1, 2)[number] * output + 0.75 * randn_tensor(output.shape)
+    def step(self, number: int, output: Any, latents: Any, draw: Any) -> Any:
+        return (0.5, 1.5)[number] * latents - (1, 2)[number] * output + 0.75 * draw()
 
     def outside(self, number: int, noise: Any, image: Any) -> Any:
         return (0.4, 0.0)[number] * noise + (0.9, 1.0)[number] * image
@@ -500,19 +500,16 @@ def test_a_scheduler_agrees_with_its_own_numbers_alone(masked: bool) -> None:
 
 @pytest.mark.parametrize("masked", [True, False])
 def test_a_walk_of_units_gives_the_weights_of_every_row(masked: bool) -> None:
-    import torch
-
-    draws = iter(range(3, 5))
-    with drawing_from(lambda shape, **named: _unit(shape[0], next(draws)), Sampler()):
-        inside, outside = _unit_walk(Sampler(masked))  # type: ignore[arg-type]
+    inside, outside, used = _unit_walk(Sampler(masked))  # type: ignore[arg-type]
     right = expected_recurrence(masked)
+    assert used == 5
     assert inside.shape == (3, 7)  # the image stands behind all noise that could be drawn
     np.testing.assert_allclose(inside[:, [0, 1, 2, 3, 4, 6]], [*right.inputs, right.result], rtol=1e-6)
     assert not inside[:, 5].any()
     if right.outside is not None:
         np.testing.assert_allclose(outside[:, [0, -1]], right.outside, rtol=1e-6)
     unit = _unit(4, 2)
-    assert (unit.shape, unit.dtype, unit.flatten().tolist()) == ((4, 1, 1, 1), torch.float32, [0, 0, 1, 0])
+    assert (unit.shape, unit.dtype.name, unit.flatten().tolist()) == ((4, 1, 1, 1), "float64", [0, 0, 1, 0])
 
 
 def test_a_schedulers_own_noise_comes_back_after_an_error() -> None:

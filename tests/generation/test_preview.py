@@ -20,6 +20,7 @@ import sdort
 from sdort.console import NORMAL, set_verbosity
 from sdort.errors import UsageError
 from sdort.generation import preview_display
+from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.generation.preview import PREVIEW_VAE, BatchPreviews, Preview, Previewer, make_decode
 from sdort.generation.terminal_picture import draw
 from sdort.machine import terminal
@@ -64,7 +65,9 @@ def test_the_predicted_image_is_what_diffusers_schedulers_say(name: str, predict
         seen.append(latents)
         return latents[:, :3]
 
-    previews = BatchPreviews(Previewer(1, decode, lambda _: None), scheduler, scheduler.timesteps, [-1.0, 2.0], [1, 2])
+    previews = BatchPreviews(
+        Previewer(1, decode, lambda _: None), DiffusersSampler(scheduler), scheduler.timesteps, [-1.0, 2.0], [1, 2]
+    )
     previews.show(0, torch.cat([sample, sample]).numpy(), outputs.flatten(0, 1).numpy())
     np.testing.assert_allclose(seen[0], expected.numpy(), rtol=0, atol=2e-4 * float(expected.std()))
 

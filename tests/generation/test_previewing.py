@@ -156,21 +156,20 @@ def test_a_cell_of_no_terminal_has_the_usual_size(monkeypatch: pytest.MonkeyPatc
         assert preview_display._cell() == (10, 20)
 
 
-def scheduler(prediction: str | None = "epsilon") -> Any:
-    config = {} if prediction is None else {"prediction_type": prediction}
-    return SimpleNamespace(alphas_cumprod=np.array([0.81, 0.64, 0.36, 0.0]), config=config)
+def sampler(prediction: str = "epsilon") -> Any:
+    return SimpleNamespace(shares=np.array([0.81, 0.64, 0.36, 0.0]), prediction=prediction)
 
 
 @pytest.mark.parametrize(
     ("every", "calls", "due"), [(1, 3, [0, 1]), (2, 5, [1, 3]), (3, 6, [2]), (5, 5, []), (9, 5, [])]
 )
 def test_previews_are_due_every_few_calls_but_the_last(every: int, calls: int, due: list[int]) -> None:
-    made = BatchPreviews(Previewer(every, lambda _: np.zeros(0), print), scheduler(), np.zeros(calls), [1.0], [1])
+    made = BatchPreviews(Previewer(every, lambda _: np.zeros(0), print), sampler(), np.zeros(calls), [1.0], [1])
     assert [call for call in range(calls) if made.is_due(call)] == due
 
 
-@pytest.mark.parametrize("prediction", ["epsilon", None, "v_prediction", "sample"])
-def test_a_preview_is_of_the_guided_prediction_of_the_first_copy(prediction: str | None) -> None:
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+def test_a_preview_is_of_the_guided_prediction_of_the_first_copy(prediction: str) -> None:
     got: list[Preview] = []
     decoded: list[Any] = []
     rng = np.random.default_rng(0)
@@ -180,7 +179,7 @@ def test_a_preview_is_of_the_guided_prediction_of_the_first_copy(prediction: str
         return rng.uniform(-1, 1, (2, 3, 4, 6)).astype(np.float32)
 
     times = np.array([3.0, 1.5, 0.0])
-    made = BatchPreviews(Previewer(1, decode, got.append), scheduler(prediction), times, [-1.0, 2.0], [5, 6])
+    made = BatchPreviews(Previewer(1, decode, got.append), sampler(prediction), times, [-1.0, 2.0], [5, 6])
     sample = rng.normal(size=(4, 9, 2, 3)).astype(np.float16)  # an inpainting UNet's, of two copies of two images
     output = rng.normal(size=(4, 4, 2, 3)).astype(np.float16)
     made.show(1, sample, output)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from support import tiny_refiner
+from support import tiny_refiner, without
 from support.adapter_files import make_lora
 from support.pipelines import Exported, export_family, locked, trace_folder
 from support.relisted import relist
@@ -116,6 +116,12 @@ def test_base_and_refiner_are_those_of_diffusers(
     assert psnr(image, refined_by(theirs, base.out, scheduler, guidance, **scores)) >= ALIKE
 
 
+def test_a_refiner_goes_on_without_torch(base: Exported, refiner: Path, loaded: sdort.Pipeline, tmp_path: Path) -> None:
+    options: Any = {"steps": 4, "seed": 3, "refiner": refiner, "scheduler": "dpm2-a", **SIZE}
+    [drawn] = without.draw(base.out, tmp_path, "a red cat", options)
+    np.testing.assert_array_equal(drawn, loaded.generate("a red cat", **options).images[0].pixels)
+
+
 def test_one_after_the_other_makes_the_same_images(
     refiner: Path, loaded: sdort.Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,8 +201,8 @@ def test_verify_compares_what_the_refiner_makes_of_an_image(base: Exported, refi
 def test_the_refiner_takes_the_timesteps_below_its_share(start: float, order: int, first: int) -> None:
     """As diffusers: ``ts >= cutoff`` is the base's, and of a scheduler with two calls a step no step is divided."""
     times = [900, 700, 700, 500, 500, 300, 300, 100, 100]
-    scheduler = SimpleNamespace(config=SimpleNamespace(num_train_timesteps=1000), timesteps=times, order=order)
-    assert handover(scheduler, start) == first
+    sampler: Any = SimpleNamespace(trained=1000, timesteps=times, order=order)
+    assert handover(sampler, start) == first
 
 
 # Refusals

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import fields
 from functools import cache
@@ -17,7 +15,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
-from support import tiny_pipeline
+from support import tiny_pipeline, without
 from support.conditioning import first_conditions
 from support.tiny_pipeline import Tiny, edit_weights
 
@@ -189,24 +187,45 @@ def test_the_same_seed_draws_the_same_image_on_every_run(tiny: Tiny) -> None:
     np.testing.assert_array_equal(first, again)
 
 
-def test_a_known_schedule_needs_no_torch(
-    tiny: Tiny, sdort: Callable[..., Result], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Their import takes longer than all else. Euler-a draws noise on the way."""
-    options = ["--scheduler", "euler-a", "--num-images", "2"]
-    first = sdort(tiny.onnx, "-o", "first.png", *options)
-    assert first.exit_code == 0, first.output
-    given = ["run", str(tiny.onnx), *GIVEN, "--provider", "cpu", "-o", "second.png", *options]
-    code = f"import sys; from sdort.cli import cli; cli({given!r}, standalone_mode=False); print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert {"diffusers", "torch", "transformers"} & set(done.stdout.split()) == set()
-    assert "sdort.generation.pipeline" in done.stdout.split()
-    drawn = sorted(Path().glob("first*.png"))
-    assert len(drawn) == 2
-    for one, two in zip(drawn, sorted(Path().glob("second*.png")), strict=True):
-        np.testing.assert_array_equal(np.asarray(Image.open(one)), np.asarray(Image.open(two)))
-    monkeypatch.setitem(sys.modules, "diffusers", None)
-    assert "diffusers" in sdort(tiny.onnx, "-o", "third.png", "--steps", "3").output
+TASKS: dict[str, list[str]] = {
+    "text": ["--scheduler", "euler-a", "--num-images", "2"],
+    "larger latents": ["--scheduler", "dpm++-2m-karras", "--steps", "3", "--hires", "1.5"],
+}
+
+
+def test_it_draws_without_torch(tiny: Tiny, sdort: Callable[..., Result]) -> None:
+    """And without diffusers and transformers, what it draws with them; the Python API and previews too."""
+    for name, options in TASKS.items():
+        assert sdort(tiny.onnx, "-o", f"with {name}.png", *options).exit_code == 0, name
+    commands = [["run", tiny.onnx, *GIVEN, "--provider", "cpu", "-o", f"without {name}.png", *options]
+                for name, options in TASKS.items()]  # fmt: skip
+    code = f"""
+import sdort
+seen = []
+pipeline = sdort.load({str(tiny.onnx)!r}, provider="cpu")
+pipeline.generate("a cat", steps=3, scheduler="ddim", on_preview=seen.append, preview_every=1)
+assert len(seen) == 2
+assert not set(PACKAGES) & set(sys.modules)
+"""
+    done = without.run_commands(commands, code)
+    assert done.returncode == 0, done.stderr
+    drawn = sorted(Path().glob("with *.png"))
+    assert len(drawn) == 1 + len(TASKS)
+    for path in drawn:
+        other = path.with_name(f"without{path.name.removeprefix('with')}")
+        np.testing.assert_array_equal(np.asarray(Image.open(path)), np.asarray(Image.open(other)), str(path))
+
+
+def test_what_only_diffusers_can_is_a_sentence_without_it(copy: Path) -> None:
+    config = copy / "scheduler" / "scheduler_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "clip_sample": True, "thresholding": True}))
+    done = without.run_commands([["run", copy, *GIVEN, "--provider", "cpu"]])
+    assert done.returncode == 2, done.stderr
+    words = " ".join(done.stderr.split())
+    what = "DDIMScheduler with clip_sample=True, thresholding=True"
+    assert f"{what} needs diffusers and torch, which are not installed" in words
+    assert "pip install diffusers" in words
+    assert re.search(r"need neither: .*euler.*dpm\+\+-2m", words)
 
 
 def test_each_of_several_images_can_be_drawn_again_alone(tiny: Tiny) -> None:

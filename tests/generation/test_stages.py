@@ -44,16 +44,15 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
         def counts(self) -> ScheduleCounts:
             return ScheduleCounts(calls(self.steps), state.order)
 
-    def scheduler_of(folder: Any, request: Request, steps: int) -> Any:
-        config = SimpleNamespace(num_train_timesteps=1000)
-        return SimpleNamespace(timesteps=times(steps), config=config, order=state.order)
+    def sampler_of(folder: Any, request: Request, steps: int) -> Any:
+        return SimpleNamespace(timesteps=times(steps), trained=1000, order=state.order)
 
     def open_it(path: Path, base: Any) -> str:
         state.refined.append(path)
         return "refiner"
 
     monkeypatch.setattr(stages, "KnownSchedule", Known)
-    monkeypatch.setattr(stages, "scheduler_of", scheduler_of)
+    monkeypatch.setattr(stages, "sampler_of", sampler_of)
     monkeypatch.setattr(stages, "open_refiner", open_it)
     monkeypatch.setattr(stages, "check_task", lambda *_: None)
     monkeypatch.setattr(stages, "image_size", lambda folder, request, larger=None: larger or SIZE)
@@ -143,8 +142,8 @@ def test_each_of_two_models_takes_a_step(start: float, strength: float, who: str
 def test_all_of_a_schedule_may_be_the_bases(start: float, order: int, first: int) -> None:
     """Heun's last step is one call: it is no half of a step that the refiner would have to take."""
     times = [900, 700, 700, 500, 500, 300, 300, 150, 50]
-    config = SimpleNamespace(num_train_timesteps=1000)
-    assert handover(SimpleNamespace(config=config, timesteps=times, order=order), start) == first
+    sampler: Any = SimpleNamespace(trained=1000, timesteps=times, order=order)
+    assert handover(sampler, start) == first
 
 
 def test_a_refiner_with_no_share_is_refused_whatever_the_scheduler() -> None:
@@ -156,54 +155,44 @@ def test_a_refiner_with_no_share_is_refused_whatever_the_scheduler() -> None:
 # Parts of a schedule
 
 
-class Scheduler:
-    """Notes what it is asked; its arithmetic is its timesteps'."""
+class Noting:
+    """A sampler that notes what it is asked."""
 
     def __init__(self) -> None:
         self.timesteps = np.array([90.0, 60.0, 30.0, 10.0])
-        self.init_noise_sigma = 3.0
         self.begun: list[int] = []
 
-    def set_begin_index(self, first: int) -> None:
-        self.begun.append(first)
+    def begin_at(self, call: int) -> None:
+        self.begun.append(call)
 
-    def add_noise(self, image: Any, noise: Any, times: Any) -> Any:
-        return ("noisy", image, noise, times.tolist())
-
-    def scale_model_input(self, latents: Any, time: float) -> Any:
-        return ("scaled", latents, time)
-
-    def step(self, output: Any, time: float, latents: Any, return_dict: bool = True) -> Any:
-        return (("stepped", output, time, latents), "else")
+    def __getattr__(self, name: str) -> Any:
+        return lambda *given: (name, *given)
 
 
 @pytest.mark.parametrize(
     ("part", "begun", "times"),
     [
-        (Part(), [], [90, 60, 30, 10]),
-        (Part(1, 3), [], [60, 30]),
+        (Part(), [0], [90, 60, 30, 10]),
+        (Part(1, 3), [1], [60, 30]),
         (Part(1, begin=Begin.IMAGE), [1], [60, 30, 10]),
         (Part(2, begin=Begin.LATENTS), [2], [30, 10]),
         (Part(0, 2, masked=True), [0], [90, 60]),
     ],
 )
 def test_a_part_begins_where_it_is_told(part: Part, begun: list[int], times: list[int]) -> None:
-    made = PartSteps(Scheduler(), part)
-    assert (made.scheduler.begun, made.timesteps.tolist()) == (begun, times)
-    assert made.sample(1, "x") == ("scaled", "x", times[1])
-    assert made.step(1, "out", "x") == ("stepped", "out", times[1], "x")
-    noise = np.ones((2, 1))
+    sampler: Any = Noting()
+    made: Any = PartSteps(sampler, part)
+    assert (sampler.begun, made.timesteps.tolist()) == (begun, times)
+    assert made.sample(1, "x") == ("sample", part.first + 1, "x")
+    assert made.step(1, "out", "x", "draw") == ("step", part.first + 1, "out", "x", "draw")
     begins = {
+        Begin.NOISE: ("begin", "noise"),
         Begin.LATENTS: "image",
-        Begin.IMAGE: ("noisy", "image", noise, [times[0]] * 2),
+        Begin.IMAGE: ("noised", part.first, "image", "noise"),
     }
-    found = made.begin(noise, "image")
-    if part.begin is Begin.NOISE:
-        np.testing.assert_array_equal(found, 3 * noise)
-    else:
-        assert found == begins[part.begin]
-    assert made.outside(0, noise, "image") == ("noisy", "image", noise, [times[1]] * 2)
-    assert made.outside(len(times) - 1, noise, "image") == "image"
+    assert made.begin("noise", "image") == begins[part.begin]
+    assert made.outside(0, "noise", "image") == ("noised", part.first + 1, "image", "noise")
+    assert made.outside(len(times) - 1, "noise", "image") == "image"
 
 
 @pytest.mark.parametrize(

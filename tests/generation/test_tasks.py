@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
-from support import task_parity
+from support import task_parity, without
 from support.pipelines import trace_folder
-from support.task_parity import Built, mask, ours, picture, theirs
+from support.task_parity import GUIDANCE, NEGATIVE, PROMPT, Built, mask, ours, picture, theirs
 
 import sdort
 from sdort.cli import cli
@@ -83,6 +83,23 @@ def test_through_the_host_it_is_the_same_image(
     monkeypatch.setattr(Loop, "fits", lambda self, recurrence, batch: asked.append(recurrence))
     assert psnr(ours(built, task, steps=4, seed=3, scheduler="euler-a")[0], on_device) >= ALIKE
     assert len(asked) == (2 if task == "hires" else 1)
+
+
+def test_tasks_need_no_torch(family: Any, tmp_path: Path) -> None:
+    built = family("sd1")
+    tasks = {"img2img 0.6": "lms", "inpaint 0.6": "unipc", "only masked": "dpm2", "hires": "pndm"}
+    picture(built.side).save(tmp_path / "picture.png")
+    mask(built.side).save(tmp_path / "mask.png")
+    common: dict[str, Any] = {"negative_prompt": NEGATIVE, "guidance_scale": GUIDANCE, "steps": 4, "seed": 2,
+                              "height": built.side, "width": built.side}  # fmt: skip
+    cases = []
+    for task, scheduler in tasks.items():
+        case = {**common, **task_parity.TASKS[task], "scheduler": scheduler}
+        case |= {} if task == "hires" else {"init_image": tmp_path / "picture.png"}
+        cases.append(case | ({"mask": tmp_path / "mask.png"} if "mask" in case else {}))
+    drawn = without.draw(built.folder, tmp_path, PROMPT, *cases)
+    for (task, scheduler), image in zip(tasks.items(), drawn, strict=True):
+        np.testing.assert_array_equal(image, ours(built, task, steps=4, seed=2, scheduler=scheduler)[0], task)
 
 
 @pytest.mark.parametrize("task", ["inpaint 0.6", "hires"])

@@ -21,7 +21,7 @@ from sdort.errors import BadModelError, SdortError
 from sdort.exporter.source import check_processors, read_source, select_components
 from sdort.exporter.trace_cache import TraceCache
 from sdort.generation.recurrence import find_recurrence
-from sdort.generation.schedulers import load_scheduler, set_steps
+from sdort.generation.schedulers import load_sampler
 from sdort.machine.json_text import MAX_DEPTH, parse_json
 from sdort.pipelines.config_schemas import (
     PIPELINE_INDEX,
@@ -167,12 +167,7 @@ def _use(folder: Path) -> None:
 
 
 def _schedule(folder: Path) -> None:
-    def make() -> Any:
-        scheduler = load_scheduler(folder / "scheduler", None)
-        set_steps(scheduler, 2)
-        return scheduler
-
-    find_recurrence(make)
+    find_recurrence(lambda: load_sampler(folder / "scheduler", 2, None))
 
 
 SAMPLE = 0.08
