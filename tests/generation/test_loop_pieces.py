@@ -611,18 +611,12 @@ def test_many_steps_are_tried_first(
 
 
 @pytest.mark.parametrize("side", ["ours", "theirs"])
-def test_what_a_refiner_has_in_common_with_its_base(side: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pathlib import Path
-
-    from sdort.generation import refiner
-
-    def folder(name: str, number: int) -> Any:
+def test_what_a_refiner_has_in_common_with_its_base(side: str) -> None:
+    def folder(number: int, **scheduler: str) -> Any:
         vae = {"scaling_factor": number + 1, "latents_mean": number + 2, "latents_std": number + 3}
-        return SimpleNamespace(path=Path(name), latent_channels=number + 4, vae_factor=number + 5, vae=vae)
+        return SimpleNamespace(latent_channels=number + 4, vae_factor=number + 5, vae=vae, scheduler=scheduler)
 
-    configs = {Path("base/scheduler"): {"prediction_type": "v_prediction"}, Path("fine/scheduler"): {}}
-    monkeypatch.setattr(refiner, "read_scheduler_config", configs.__getitem__)
-    found = _latents(folder("base", 10), folder("fine", 20))
+    found = _latents(folder(10, prediction_type="v_prediction"), folder(20))
     index = 1 if side == "ours" else 2
     number = 10 if side == "ours" else 20
     assert {row[0]: row[index] for row in found} == {

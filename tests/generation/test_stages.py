@@ -210,7 +210,7 @@ def test_which_parts_take_an_image(part: Part, takes: bool) -> None:
 def pipe(family: Any = SDXL, channels: int = 4, factor: int = 8, prediction: str | None = None, **vae: Any) -> Any:
     return SimpleNamespace(
         family=family, latent_channels=channels, vae_factor=factor, vae={"scaling_factor": 0.13, **vae},
-        path=Path(f"pipe-{prediction}"),
+        path=Path(f"pipe-{prediction}"), scheduler={} if prediction is None else {"prediction_type": prediction},
     )  # fmt: skip
 
 
@@ -235,13 +235,7 @@ def pipe(family: Any = SDXL, channels: int = 4, factor: int = 8, prediction: str
 def test_what_has_to_be_the_same_in_both(
     base: Any, other: Any, words: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def read(folder: Path) -> dict[str, str]:
-        kind = folder.parent.name.removeprefix("pipe-")
-        assert folder.name == "scheduler"
-        return {} if kind == "None" else {"prediction_type": kind}
-
     monkeypatch.setattr(refiner, "open_folder", lambda path: other)
-    monkeypatch.setattr(refiner, "read_scheduler_config", read)
     if words is None:
         assert open_refiner(Path("r"), base) is other
         return

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdort.generation import usual_sampling as usual_module
 from sdort.generation.prompt_copies import copy_schedules, negative_is_zero, texts_by_call
 from sdort.generation.prompt_schedule import Clock
 from sdort.generation.prompts import remark_on_files, remark_on_prompts
@@ -241,11 +240,11 @@ QUICK = (4, 1.0)
     ],
 )
 def test_steps_and_guidance_are_what_the_configs_tell(
-    config: dict[str, Any], embedded: int | None, asked: str | None, wanted: tuple[int, float],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setattr(usual_module, "read_scheduler_config", lambda path: config)
-    folder: Any = SimpleNamespace(path=Path("p"), config=lambda name: {"time_cond_proj_dim": embedded, "of": name})
+    config: dict[str, Any], embedded: int | None, asked: str | None, wanted: tuple[int, float]
+) -> None:
+    folder: Any = SimpleNamespace(
+        path=Path("p"), scheduler=config, config=lambda name: {"time_cond_proj_dim": embedded, "of": name}
+    )
     found = usual_sampling(folder, asked)
     assert (found.steps, found.guidance_scale) == wanted
     assert (found.reason is None) is (found == Sampling())
