@@ -87,6 +87,7 @@ def command(
     from sdort.first_use.command import plan_run, run
     from sdort.generation.last_lines import summarize
     from sdort.generation.result import refuse_withheld
+    from sdort.machine.system import process_age
 
     source = click.get_current_context().get_parameter_source
     # An image says what the command line does not: defaults are the functions' own.
@@ -107,7 +108,7 @@ def command(
     if result.placement:
         show_placement(result.placement, result.placement_remarks)
     if not is_quiet():
-        conclude(summarize(result))
+        conclude(summarize(result, process_age()))
     refuse_withheld(result)
 
 
@@ -120,6 +121,9 @@ def _show_plan(plan: RunPlan, as_json: bool) -> None:
         return
     if plan.making:
         show(_making_text(plan.making, plan.provider))
+    if not plan.files:
+        conclude("Would draw nothing: all images are there.")
+        return
     number = str(plan.files[0]) if len(plan.files) == 1 else f"{len(plan.files)} images, {plan.files[0]} and so on"
     size = f"{plan.width}x{plan.height}" if plan.width and plan.height else "the model's own size"
     steps = f", {plan.steps} steps" if plan.steps else ""

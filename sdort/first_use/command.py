@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,10 +13,11 @@ from sdort.errors.option_types import typed
 from sdort.first_use.find_pipeline import part_folder, pipeline_folder, plan_folder
 from sdort.first_use.making_plan import MakingPlan
 from sdort.generation.command import Pipeline, PlannedRun, load_folder, prepare_run
-from sdort.generation.job import Job, plan_jobs, plan_paths
+from sdort.generation.job import Job, plan_paths
 from sdort.generation.result import Generation
 from sdort.generation.stages import plan_stages
 from sdort.generation.typed_options import GenerationOptions, LoadOptions, RunOptions, runtime_options
+from sdort.generation.unfinished import plan_unfinished
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
@@ -119,7 +121,9 @@ def run(
         >>> sdort.run("fast", "a red star on navy", provider="cpu", steps=20, output="star.png").images[0].path
         PosixPath('star.png')
     """
-    return _planned(pipeline, prompt, options).execute(placement=placement)
+    started = time.perf_counter()
+    result = _planned(pipeline, prompt, options).execute(placement=placement)
+    return replace(result, elapsed=round(time.perf_counter() - started, 4))
 
 
 @document("run-plan", 1)
@@ -173,10 +177,11 @@ def plan_run(pipeline: str | Path, prompt: str | Sequence[str] = (), **options: 
         provider, steps = choose_provider(runtime)[0].name, None if jobs[0].unsaid else request.steps
         return RunPlan(folder.name, paths, request.width, request.height, steps, provider, folder, None)
     planned = prepare_run(folder, jobs, paths, runtime)
-    request = planned.jobs[0].requests[0]
+    request = (planned.jobs or [jobs[0].for_pipeline(planned.folder)])[0].requests[0]
     height, width = plan_stages(planned.folder, request)[-1].size
     name = planned.folder.checkpoint
-    return RunPlan(name, paths, width, height, request.steps, planned.provider.name, None, planned.seconds)
+    files = planned.left.paths
+    return RunPlan(name, files, width, height, request.steps, planned.provider.name, None, planned.seconds)
 
 
 def _planned(pipeline: str | Path, prompt: str | Sequence[str], options: RunOptions) -> PlannedRun:
@@ -190,7 +195,7 @@ def _jobs(prompt: str | Sequence[str], options: RunOptions) -> tuple[RuntimeOpti
     loading = {name: value for name, value in options.items() if name in LoadOptions.__annotations__}
     generating = {name: value for name, value in options.items() if name not in loading}
     runtime = runtime_options(cast("LoadOptions", loading))
-    return runtime, plan_jobs(prompt, cast("GenerationOptions", generating))
+    return runtime, plan_unfinished(prompt, cast("GenerationOptions", generating))
 
 
 def _with_parts(job: Job, runtime: RuntimeOptions) -> Job:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -22,8 +22,8 @@ from sdort.generation.decode import Plan, planner_of
 from sdort.generation.guard import Guard
 from sdort.generation.image_files import check_sides, save_image
 from sdort.generation.images import Generated
-from sdort.generation.ip_adapter_tokens import check_ip_adapter_images, record_ip_adapter_image
-from sdort.generation.job import Job, plan_jobs, plan_paths
+from sdort.generation.ip_adapter_tokens import check_ip_adapter_images
+from sdort.generation.job import Job, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_generation
 from sdort.generation.pipeline import TextToImage, load_pipeline
@@ -31,19 +31,18 @@ from sdort.generation.preview_display import previewing
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts
 from sdort.generation.result import Generation, Image, PeakMemory, any_flagged, joined, replaced_text, withheld_text
-from sdort.generation.running_controls import record_control
 from sdort.generation.safety import is_judged, say_unjudged
 from sdort.generation.speeds import keep_speed, known_seconds
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
 from sdort.generation.turns import Turns, refuse_cancelled
 from sdort.generation.typed_options import GenerationOptions
+from sdort.generation.unfinished import Unfinished, find_unfinished, plan_unfinished, recorded_settings
 from sdort.generation.upscaled_picture import result_size
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
-from sdort.pipelines.scheduler_names import find_scheduler
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
@@ -133,9 +132,10 @@ class Pipeline:
             >>> result.images[0].pixels.shape
             (64, 64, 3)
         """
-        jobs = plan_jobs(prompt, options)
+        jobs = plan_unfinished(prompt, options)
         with self._turns.take(jobs[0].cancel):
-            return self._generate_all(jobs)
+            started = time.perf_counter()
+            return replace(self._generate_all(jobs), elapsed=_seconds_since(started))
 
     def _generate_all(self, jobs: Sequence[Job]) -> Generation:
         """The images of jobs, which are checked before the first one begins."""
@@ -143,55 +143,60 @@ class Pipeline:
         jobs = [job.for_pipeline(models.folder) for job in jobs]
         written = jobs[0].output is not None or jobs[0].quality is not None
         paths, needed = plan_paths(jobs) if written else None, 0
-        for job in jobs:
+        left = find_unfinished(jobs, paths, models.folder) if paths is not None else Unfinished(list(jobs), [], [])
+        if not left.jobs and left.record:
+            return _nothing_left(left, left.record)
+        paths = None if paths is None else left.paths
+        for job in left.jobs:
             settings = job.requests[0]
+            check_job(models.folder, job, paths)
             with job.named():
-                check_job(models.folder, settings, paths)
                 more = refuse_generation(
                     models.folder, settings, job.images, models.provider, device_id, self._held,
                     refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
                 )  # fmt: skip
             needed = max(needed, more)
-        result = self._run_jobs(jobs, paths)
+        result = self._run_jobs(left, paths)
         self._held = max(self._held, needed)
         return result
 
-    def _run_jobs(self, jobs: Sequence[Job], paths: list[Path] | None) -> Generation:
-        """The images of jobs, one after the other."""
-        say_unjudged(self._models.folder, [job.requests[0].safety for job in jobs])
+    def _run_jobs(self, unfinished: Unfinished, paths: list[Path] | None) -> Generation:
+        """The images of jobs, one after the other. One that shows nothing ends the run when all others are done."""
+        say_unjudged(self._models.folder, [job.requests[0].safety for job in unfinished.jobs])
         results: list[Generation] = []
         written: list[Path] = []
+        bad: list[BadImage] = []
         left = list(paths or [])
         try:
-            for job in jobs:
+            for job in unfinished.jobs:
                 own, left = left[: job.images], left[job.images :]
                 judged = is_judged(job.requests[0].safety)
                 with previewing(self._models, job.previews, own[0] if own else None, self._options, judged=judged):
-                    results.append(self._generate(job, own, written))
+                    results.append(self._generate(job, own, written, bad))
+            _refuse_bad(bad, sum(len(job.requests) for job in unfinished.jobs))
         except BaseException:
-            for path in written:
-                say(f"wrote {path}")
+            _tell_written(written, unfinished)
             raise
-        return joined(results)
+        return replace(joined(results), done_before=unfinished.done)
 
-    def _generate(self, job: Job, paths: list[Path], written: list[Path]) -> Generation:
-        """The images of a job, whose files are ``paths``, if there are some; they are added to ``written``."""
+    def _generate(self, job: Job, paths: list[Path], written: list[Path], bad: list[BadImage]) -> Generation:
+        """The images of a job, whose files are ``paths``, if there are some; they are added to ``written``, and those
+        that show nothing to ``bad``."""
         models, requests = self._models, job.requests
         stages = checked_stages(models.folder, requests[0])  # refused before anything runs
         owners = [request for request in requests for _ in range(request.num_images)]
+        places = [job.place_of(at) for at, request in enumerate(requests) for _ in range(request.num_images)]
         images: list[Image] = []
-        bad: list[tuple[Request, Generated]] = []
         with _shown_progress(owners, stages, job) as watch:
             # Each is written as soon as it is done: what ends the rest does not take it away.
             for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile)):
                 watch.image_done()
                 if image.problem is not None:
-                    bad.append((owners[index], image))
+                    bad.append(BadImage(places[index], owners[index], image))
                     continue
                 images.append(self._kept(owners[index], image, paths[index] if paths else None, job))
                 written += filter(None, [images[-1].path])
         keep_generated(models, requests)
-        _refuse_bad(bad, len(requests))
         return Generation(
             **_values(replace(self._record(requests[0]), flagged=any_flagged(images))),
             images=images,
@@ -215,8 +220,6 @@ class Pipeline:
 
     def _record(self, request: Request) -> GenerationRecord:
         models, options, timings = self._models, self._options, self._models.timings
-        height, width = models.size(request)
-        scheduler = find_scheduler(request.scheduler)[0] if request.scheduler else models.folder.scheduler_class
         seconds = StageSeconds(
             load=round(self._load_seconds, 4),
             encode=round(timings.encode, 4),
@@ -228,21 +231,9 @@ class Pipeline:
             judge=round(timings.judge, 4),
         )
         return GenerationRecord(
-            **{
-                **request.recorded(),
-                "upscale_by": models.upscaled_by(request),
-                "height": height,
-                "width": width,
-                "scheduler": scheduler,
-                "lora": models.adapters.record,
-                "control": [record_control(control) for control in request.control],
-                "ip_adapter_image": [record_ip_adapter_image(image) for image in request.ip_adapter_image],
-            },
-            scheduler_name=request.scheduler,
+            **recorded_settings(models.folder, request) | {"upscale_by": models.upscaled_by(request)},
             model=models.folder.checkpoint,
             checkpoint_sha256=models.folder.checkpoint_sha256,
-            model_hash=models.folder.model_hash,
-            refiner_hash=models.refined_by.model_hash if request.refiner and models.refined_by else None,
             provider=self.provider,
             requested_provider=options.provider,
             fallback=models.fallback,
@@ -273,12 +264,15 @@ def load_folder(folder: Path, options: RuntimeOptions) -> Pipeline:
 class PlannedRun:
     """Jobs that a pipeline can do, which is not loaded yet; :func:`prepare_run` makes it."""
 
-    jobs: list[Job]
-    paths: list[Path]
-    """The files of all images, in their order."""
+    left: Unfinished
     folder: PipelineFolder
     provider: Provider
     runtime: RuntimeOptions
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The jobs that are left."""
+        return self.left.jobs
 
     @property
     def seconds(self) -> float | None:
@@ -292,11 +286,13 @@ class PlannedRun:
         Args:
             placement: also open each component anew, and measure which operators run on which execution provider.
         """
+        if not self.jobs and self.left.record:
+            return _nothing_left(self.left, self.left.record)
         adaptable = self.runtime.adapters or any(job.requests[0].lora for job in self.jobs)
         steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in self.jobs)
         options = replace(self.runtime, adapters=adaptable, control_inputs=steered)
         loaded = load_folder(self.folder.path, options)
-        result = loaded._run_jobs(self.jobs, self.paths)
+        result = loaded._run_jobs(self.left, self.left.paths)
         keep_speed(self.folder, self.jobs, result)
         return _with_placement(result, loaded._models, self.jobs[0].requests, self.runtime) if placement else result
 
@@ -314,17 +310,17 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
     with ThreadPoolExecutor(1, "sdort-probe") as pool, checked(pipeline, runtime.check):
         chosen = pool.submit(choose_provider, runtime)
         folder = open_folder(pipeline)
-        jobs = [job.for_pipeline(folder) for job in jobs]
+        left = find_unfinished([job.for_pipeline(folder) for job in jobs], paths, folder)
         provider = chosen.result()[0]
-        for job in jobs:
+        for job in left.jobs:
+            check_job(folder, job, left.paths)
             with job.named():
-                check_job(folder, job.requests[0], paths)
                 refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
-    return PlannedRun(jobs, paths, folder, provider, runtime)
+    return PlannedRun(left, folder, provider, runtime)
 
 
-def check_job(folder: PipelineFolder, request: Request, paths: Sequence[Path] | None) -> None:
-    """Refuse a request that the pipeline cannot do, or whose images the formats of their files do not hold.
+def check_job(folder: PipelineFolder, job: Job, paths: Sequence[Path] | None) -> None:
+    """Refuse a job that the pipeline cannot do, or whose images the formats of their files do not hold.
 
     Args:
         paths: the files, which have one format; None where nothing is written.
@@ -332,11 +328,17 @@ def check_job(folder: PipelineFolder, request: Request, paths: Sequence[Path] | 
     Raises:
         UsageError, BadModelError: as :func:`checked_stages`, :func:`plan_adapters` and :func:`check_sides`.
     """
-    last = checked_stages(folder, request)[-1]
-    plan_adapters(folder, request.lora)
-    size = upscaled_size(request, request.init_image.size if request.init_image and request.only_masked else last.size)
-    if paths:
-        check_sides(paths[0], size)
+    request = job.requests[0]
+    with job.named():
+        last = checked_stages(folder, request)[-1]
+        plan_adapters(folder, request.lora)
+        size = request.init_image.size if request.init_image and request.only_masked else last.size
+        size = upscaled_size(request, size)
+        if paths:
+            check_sides(paths[0], size)
+    for number, each in enumerate(job.requests[1:], 1):  # their texts are their own
+        with job.named(number):
+            check_prompts(folder, each)
 
 
 def upscaled_size(request: Request, size: tuple[int, int]) -> tuple[int, int]:
@@ -426,14 +428,53 @@ def _values(record: GenerationRecord) -> dict[str, Any]:
     return {attribute.name: getattr(record, attribute.name) for attribute in fields(record)}
 
 
-def _refuse_bad(bad: list[tuple[Request, Generated]], prompts: int) -> None:
+def _seconds_since(started: float) -> float:
+    return round(time.perf_counter() - started, 4)
+
+
+class BadImage(NamedTuple):
+    """An image that shows nothing."""
+
+    place: str
+    """Its line in a file of prompts; empty without one."""
+    request: Request
+    image: Generated
+
+
+def _tell_written(written: Sequence[Path], unfinished: Unfinished) -> None:
+    """Say what a run that ends early has written, and how it goes on."""
+    jobs = unfinished.jobs
+    if not (jobs and jobs[0].file and written):
+        for path in written:
+            say(f"wrote {path}")
+        return
+    count, done = len(unfinished.paths) + len(unfinished.done), len(written) + len(unfinished.done)
+    without = ", without --overwrite" if jobs[0].overwrite else ""
+    say(
+        f"{done} of {count} images are written, the last one {written[-1]}: the same command"
+        f"{jobs[0].goes_on_with}{without} goes on with the rest"
+    )
+
+
+def _nothing_left(unfinished: Unfinished, record: GenerationRecord) -> Generation:
+    """The result of a run whose images an earlier one has written: none."""
+    return Generation(
+        **_values(record),
+        images=[],
+        iterations_per_second=0.0,
+        peak_memory=PeakMemory(peak_resident(), None),
+        done_before=unfinished.done,
+    )
+
+
+def _refuse_bad(bad: Sequence[BadImage], prompts: int) -> None:
     if not bad:
         return
     raise ParityError(
         "; ".join(
-            f"the image of seed {image.seed}{f' of {request.prompt!r}' if prompts > 1 else ''} is not written: "
-            f"{image.problem}"
-            for request, image in bad
+            f"{f'{place}: ' if place else ''}the image of seed {image.seed}"
+            f"{f' of {request.prompt!r}' if prompts > 1 else ''} is not written: {image.problem}"
+            for place, request, image in bad
         ),
         component=DECODER,
         hint="An fp16 overflow does this: optimize with --fp16 auto, or without --fp16. To compare with the fp32 "

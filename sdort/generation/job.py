@@ -21,7 +21,7 @@ from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.dynamic_prompts import draw_prompts
 from sdort.generation.from_image import DrawnWith, read_image_options
-from sdort.generation.image_files import check_quality, check_texts, free_for_output, output_paths
+from sdort.generation.image_files import check_quality, check_texts, free_for_output, numbered, output_paths
 from sdort.generation.input_image import read_image, read_mask
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
@@ -63,11 +63,21 @@ class Job:
     quality: int | None = None
     """Of JPEG and WebP, from 1 to 100; None for the format's."""
     place: str = ""
-    """Where in a file of prompts it stands, for messages."""
+    """Where in a file of prompts it begins, for messages."""
+    file: Path | None = None
+    """The file of prompts."""
+    lines: tuple[int, ...] = ()
+    """The line of each request in ``file``, from 1."""
+    goes_on_with: str = ""
+    """What the command has to say besides to go on where it stopped."""
 
-    def named(self) -> AbstractContextManager[None]:
-        """A block whose errors begin with :attr:`place`."""
-        return _named(self.place)
+    def named(self, number: int | None = None) -> AbstractContextManager[None]:
+        """A block whose errors begin with :attr:`place`, or with that of a request."""
+        return _named(self.place if number is None else self.place_of(number))
+
+    def place_of(self, number: int) -> str:
+        """Where a request stands in a file of prompts; empty where there is none."""
+        return _line_of(self.lines[number], self.file) if self.file else self.place
 
     def for_pipeline(self, folder: PipelineFolder) -> Job:
         """The job with the steps, the guidance and the safety checker of a pipeline, where the caller did not say.
@@ -93,6 +103,13 @@ class Job:
         requests = [replace(request, **settings) for request in self.requests]
         return replace(self, requests=requests, unsaid=frozenset())
 
+    def part(self, numbers: Sequence[int]) -> Job:
+        """The job with some of its requests."""
+        requests = [self.requests[index] for index in numbers]
+        lines = [self.lines[index] for index in numbers if self.file]
+        place = _line_of(lines[0], self.file) if lines else self.place
+        return replace(self, requests=requests, lines=tuple(lines), place=place)
+
     @property
     def images(self) -> int:
         """The number of all images."""
@@ -107,20 +124,27 @@ def plan_paths(jobs: Sequence[Job]) -> list[Path]:
             room for what the images are drawn with, or no ``quality``.
         OutputError: one exists, and ``overwrite`` is off.
     """
-    requests = [request for job in jobs for request in job.requests]
-    paths = _named_paths(jobs[0], requests)
+    paths = named_paths(jobs)
     check_quality(paths, jobs[0].quality)
-    for request in requests:
-        check_texts(paths[0], request.texts)
+    for job in jobs:
+        for number, request in enumerate(job.requests):
+            with job.named(number):
+                check_texts(paths[0], request.texts)
     return paths
 
 
-def _named_paths(first: Job, requests: Sequence[Request]) -> list[Path]:
+def named_paths(jobs: Sequence[Job]) -> list[Path]:
+    """The names of the files of all images of jobs, as ``output`` says; as :func:`plan_paths`."""
+    first, requests = jobs[0], [request for job in jobs for request in job.requests]
+    count = sum(request.num_images for request in requests)
+    # Files of an earlier run of the same lines may be there: see sdort.generation.unfinished.
+    may_exist = first.overwrite or first.file is not None
     if first.output and is_template(str(first.output)):
         images = [(each.seed + index, each.prompt) for each in requests for index in range(each.num_images)]
-        return free_for_output(fill_template(str(first.output), images), first.overwrite)
-    count = sum(request.num_images for request in requests)
-    return output_paths(first.output, requests[0].seed, count, first.overwrite)
+        return free_for_output(fill_template(str(first.output), images), may_exist)
+    if first.output is None and first.file:
+        return free_for_output(numbered(Path(f"sdort-{requests[0].seed}.png"), count), may_exist)
+    return output_paths(first.output, requests[0].seed, count, may_exist)
 
 
 def choose_adapter(choice: str | AdapterChoice) -> AdapterChoice:
@@ -146,6 +170,8 @@ def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[J
         raise UsageError("--prompts gives the prompts: leave out --prompt and --from-image")
     if settings.get("seed") is None:
         settings["seed"] = secrets.randbelow(1 << 32)
+    if settings.get("variation_strength") is not None and settings.get("variation_seed") is None:
+        settings["variation_seed"] = secrets.randbelow(1 << 32)
     return list(_within_limit(_plan_lines(file, lines, settings) for lines in read_lines(Path(file))))
 
 
@@ -168,15 +194,37 @@ def sized(options: Mapping[str, Any]) -> dict[str, Any]:
 
 def _plan_lines(file: Path, lines: Lines, settings: Mapping[str, Any]) -> Job:
     """The job of lines; an error names the first line that has it."""
-    place = f"line {lines.numbers[0]} of {file}"
     try:
-        job = plan_job(lines.prompts, cast("GenerationOptions", {**settings, **sized(lines.options)}))
+        return _plan_together(file, lines, settings)
     except SdortError:
         for line in lines.each():
-            with _named(f"line {line.numbers[0]} of {file}"):
-                plan_job(line.prompts, cast("GenerationOptions", {**settings, **sized(line.options)}))
+            with _named(_line_of(line.numbers[0], file)):
+                _plan_together(file, line, settings)
         raise
-    return replace(job, place=place)
+
+
+def _plan_together(file: Path, lines: Lines, settings: Mapping[str, Any]) -> Job:
+    options = sized(lines.options)
+    seeds = options.pop("seed", None)
+    for name in PROMPTS:
+        if name in options:  # what a line does not say is what is said for all
+            options[name] = [_said_for_all(name, settings) if own is None else own for own in options[name]]
+    job = plan_job(lines.prompts, cast("GenerationOptions", {**settings, **options}), seeds or (), lines.numbers)
+    return replace(job, place=_line_of(lines.numbers[0], file), file=Path(file))
+
+
+def _said_for_all(name: str, settings: Mapping[str, Any]) -> str:
+    """A text that is given for all lines."""
+    given = settings.get(name) or ""
+    texts = [given] if isinstance(given, str) else list(given)
+    if len(texts) != 1:
+        option = f"--{name.replace('_', '-')}"
+        raise UsageError(f"{option} is given {len(texts)} times, and lines have their own", hint=f"Give {option} once.")
+    return str(texts[0])
+
+
+def _line_of(number: int, file: Path | None) -> str:
+    return f"line {number} of {file}"
 
 
 def _within_limit(jobs: Iterable[Job]) -> Iterator[Job]:
@@ -204,8 +252,9 @@ def _named(place: str) -> Iterator[None]:
 def _alike(job: Job) -> list[Job]:
     """A job in parts whose prompts have the same adapters, and the same weights between ``AND``: these share calls of
     the UNet."""
-    groups = itertools.groupby(job.requests, lambda request: (request.guidance(), request.lora))
-    return [replace(job, requests=list(requests)) for _, requests in groups]
+    numbers = [index for index, _ in enumerate(job.requests)]
+    groups = itertools.groupby(numbers, lambda index: (job.requests[index].guidance(), job.requests[index].lora))
+    return [job.part(list(group)) for _, group in groups]
 
 
 def choose_control(choice: str | ControlChoice) -> ControlChoice:
@@ -226,8 +275,17 @@ def choose_ip_adapter_image(choice: str | IpAdapterChoice) -> IpAdapterChoice:
     return choice if isinstance(choice, IpAdapterChoice) else parse_ip_adapter_choice(str(choice))
 
 
-def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
+def plan_job(
+    prompt: str | Sequence[str],
+    options: GenerationOptions,
+    own_seeds: Sequence[Any] = (),
+    lines: Sequence[int] = (),
+) -> Job:
     """The job of a caller's options.
+
+    Args:
+        own_seeds: for each prompt, None where it takes those of ``options``; none for all of them.
+        lines: of each prompt in a file.
 
     Raises:
         UsageError: a value of another type than its option's, or that no pipeline can do.
@@ -262,7 +320,13 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     request = Request(prompt="", **settings)
     if request.scheduler:
         find_scheduler(request.scheduler)
-    requests = [replace(one, seed=seed) for one in each_prompt(prompt, request, texts) for seed in seeds]
+    prompts = each_prompt(prompt, request, texts)
+    seeds_of = [_seeds(own, seeds) for own in own_seeds or [None] * len(prompts)]
+    requests = [replace(one, seed=seed) for one, own in zip(prompts, seeds_of, strict=True) for seed in own]
+    numbers = [line for line, own in zip(lines, seeds_of, strict=True) for _ in own] if lines else []
+    images = (
+        [number for number, one in zip(numbers, requests, strict=True) for _ in range(one.num_images)] if lines else []
+    )
     # What an image says was drawn already.
     given = {"prompt", *PROMPTS} - (drawn.options.keys() if drawn else set())
     requests = draw_prompts(requests, given, Wildcards(Path(wildcards) if wildcards else None))
@@ -271,7 +335,26 @@ def plan_job(prompt: str | Sequence[str], options: GenerationOptions) -> Job:
     if drawn:
         _remark_on_files(drawn, {**settings, "lora": requests[0].lora})
     path = None if output is None else Path(output)
-    return Job(requests, path, overwrite, on_progress, cancel, previews, unsaid, drawn, quality)
+    of_lines = _of_requests(requests, images) if lines else ()
+    return Job(requests, path, overwrite, on_progress, cancel, previews, unsaid, drawn, quality, lines=of_lines)
+
+
+def _seeds(own: Any, seeds: Sequence[int]) -> Sequence[int]:
+    """A prompt's own seeds, or those of all."""
+    if own is None:
+        return seeds
+    check_types({"seed": own}, _OPTIONS)
+    return read_seeds(own)
+
+
+def _of_requests(requests: Sequence[Request], images: Sequence[int]) -> tuple[int, ...]:
+    """The line of each request; of prompts that are drawn there is one for each image.
+
+    Args:
+        images: the line of each image, in the order of the requests.
+    """
+    ends = itertools.accumulate(request.num_images for request in requests)
+    return tuple(images[end - 1] for end in ends)
 
 
 def _read_files(settings: dict[str, Any]) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from pathlib import Path
 
 from sdort.errors.plain_text import one_line
 from sdort.generation.result import Generation
@@ -10,18 +12,39 @@ from sdort.generation.step_progress import speed, three_digits
 from sdort.tables import size_text
 
 
-def summarize(result: Generation) -> str:
-    """Two lines: files, seeds, size, steps, provider and memory; then the seconds of each stage."""
-    seconds, images = result.seconds, result.images
-    files = [str(image.path) for image in images if image.path]
+def summarize(result: Generation, age: float | None = None) -> str:
+    """Two lines: files, seeds, size, steps, provider and memory; then the seconds of each stage.
+
+    Args:
+        age: seconds since the process began; None where that is not known.
+    """
+    if not result.images:
+        return f"nothing to draw: {_files(result.done_before)} of an earlier run"
+    images = result.images
     made = [
         _seeds([image.seed for image in images]),
         # Larger than what was asked for, after a second pass.
         _each("{1}x{0}".format(*image.pixels.shape) for image in images),
         f"{_each(str(image.record.steps) for image in images)} steps on {result.provider}",
         *([f"refined by {one_line(result.refiner)}"] if result.refiner else []),
+        *([f"in fp32 at the second attempt: {', '.join(result.widened)}"] if result.widened else []),
         *_memory(result),
     ]
+    before = f" ({len(result.done_before)} more of an earlier run)" if result.done_before else ""
+    named = _files([image.path for image in images if image.path])
+    return f"{named}{before}: {', '.join(made)}\n{_stages(result, age)}"
+
+
+def _files(paths: Sequence[Path]) -> str:
+    """``a.png``, or ``3 images, a.png to c.png``."""
+    if not paths:
+        return "no image is written"
+    return str(paths[0]) if len(paths) == 1 else f"{len(paths)} images, {paths[0]} to {paths[-1]}"
+
+
+def _stages(result: Generation, age: float | None) -> str:
+    """The seconds of all and of each stage; ``start`` is Python and its libraries, ``rest`` checks and files."""
+    seconds = result.seconds
     stages = {
         "load": three_digits(seconds.load) + " s",
         "text encoder": three_digits(seconds.encode) + " s",
@@ -30,19 +53,24 @@ def summarize(result: Generation) -> str:
         **({"upscale": three_digits(seconds.upscale) + " s"} if seconds.upscale else {}),
         **({"safety checker": three_digits(seconds.judge) + " s"} if seconds.judge else {}),
     }
-    return f"{_named(files)}: {', '.join(made)}\n{', '.join(f'{stage} {text}' for stage, text in stages.items())}"
-
-
-def _named(files: Sequence[str]) -> str:
-    if len(files) > 1:
-        return f"{len(files)} images, {files[0]} to {files[-1]}"
-    return files[0] if files else "no image is written"
+    words = [f"{stage} {text}" for stage, text in stages.items()]
+    known = seconds.load + seconds.encode + seconds.encode_image + seconds.denoise + seconds.decode
+    known += seconds.upscale + seconds.judge
+    if result.elapsed > known:
+        words.append(f"rest {three_digits(result.elapsed - known)} s")
+    if age is not None and age > result.elapsed > 0:
+        words = [f"{three_digits(age)} s: start {three_digits(age - result.elapsed)} s", *words]
+    return ", ".join(words)
 
 
 def _each(values: Iterable[str]) -> str:
-    """The values of all images, each once: ``64x64`` or ``64x64 and 96x64``; lines of a file may ask for many."""
-    *first, last = dict.fromkeys(values)
-    return f"{', '.join(first[:3])}{', ...' if len(first) > 3 else ''} and {last}" if first else last
+    """The values of all images, each once and with its number: ``64x64``, or ``64x64 (1) and 96x64 (2)``; lines of a
+    file may ask for many."""
+    counts = Counter(values)
+    if len(counts) == 1:
+        return next(iter(counts))
+    *first, last = (f"{value} ({count})" for value, count in counts.items())
+    return f"{', '.join(first[:3])}{', ...' if len(first) > 3 else ''} and {last}"
 
 
 def _seeds(seeds: Sequence[int]) -> str:

@@ -29,22 +29,24 @@ MAX_LINES = 1 << 20
 OF_A_LINE = frozenset({*REPLAYED, "num_images", "size"})
 """Options that a line may have."""
 _TEXTS = ("negative_prompt", "prompt_2", "negative_prompt_2")
+_OWN = (*_TEXTS, "seed")
+"""Options in which lines that are drawn together may differ."""
 
 
 class Lines(NamedTuple):
-    """Consecutive lines with the same options."""
+    """Consecutive lines that differ in their texts and seeds alone."""
 
     prompts: list[str]
     options: dict[str, Any]
-    """Texts are lists, one for each prompt."""
+    """Texts and seeds are lists, one for each prompt; None where a line says nothing of them."""
     numbers: list[int]
     """Of the lines in the file, from 1."""
 
     def each(self) -> Iterator[Lines]:
         """The lines alone."""
         for index, (prompt, number) in enumerate(zip(self.prompts, self.numbers, strict=True)):
-            texts = {name: [self.options[name][index]] for name in _TEXTS if name in self.options}
-            yield Lines([prompt], self.options | texts, [number])
+            own = {name: [self.options[name][index]] for name in _OWN if name in self.options}
+            yield Lines([prompt], self.options | own, [number])
 
 
 def read_lines(path: Path) -> list[Lines]:
@@ -95,14 +97,14 @@ def _texts(path: Path, json_lines: bool) -> Iterator[str]:
 
 
 def _setting(numbered: tuple[int, dict[str, Any]]) -> list[tuple[str, Any]]:
-    return sorted((name, repr(value)) for name, value in numbered[1].items() if name not in ("prompt", *_TEXTS))
+    return sorted((name, repr(value)) for name, value in numbered[1].items() if name not in ("prompt", *_OWN))
 
 
 def _together(numbered: list[tuple[int, dict[str, Any]]]) -> Lines:
     numbers, lines = [number for number, _ in numbered], [line for _, line in numbered]
-    settings = {name: value for name, value in lines[0].items() if name not in ("prompt", *_TEXTS)}
-    texts = {name: [line.get(name, "") for line in lines] for name in _TEXTS if any(name in line for line in lines)}
-    return Lines([line["prompt"] for line in lines], settings | texts, numbers)
+    settings = {name: value for name, value in lines[0].items() if name not in ("prompt", *_OWN)}
+    own = {name: [line.get(name) for line in lines] for name in _OWN if any(name in line for line in lines)}
+    return Lines([line["prompt"] for line in lines], settings | own, numbers)
 
 
 def _object(path: Path, number: int, line: str) -> dict[str, Any]:

@@ -133,6 +133,10 @@ class Generation(GenerationRecord):
     """Calls of the UNet a second while denoising, each on all images of a batch."""
     peak_memory: PeakMemory
     """Peak memory, of the process and of the GPU."""
+    elapsed: float = 0.0
+    """Seconds of the call: its checks, loading where it loads, and the files are in it."""
+    done_before: list[Path] = field(default_factory=list)
+    """Files of a file of prompts that an earlier run had written, and that stay as they are."""
     placement: list[Placement] | None = None
     """Where each component's operators ran, if that was asked for."""
     placement_remarks: list[str] = field(default_factory=list, metadata={"json": None})

@@ -117,3 +117,18 @@ class System:
 
 def _first(folders: list[Path], pattern: str) -> Path | None:
     return next((path for folder in folders for path in sorted(folder.glob(pattern))), None)
+
+
+def process_age(system: System | None = None) -> float | None:
+    """Seconds since this process began; None where the kernel does not tell.
+
+    Field 22 of ``/proc/PID/stat`` is the start in clock ticks since boot; the second field is a name in brackets, which
+    may have spaces (proc(5)).
+    """
+    machine = system or System()
+    stat, uptime = machine.text("/proc/self/stat"), machine.text("/proc/uptime")
+    if not stat or not uptime:
+        return None
+    ticks = stat.rpartition(")")[2].split()[22 - 3]
+    age = float(uptime.split()[0]) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    return age if age >= 0 else None  # a container's uptime may be another clock

@@ -121,4 +121,4 @@ def test_the_last_lines_name_every_size_and_number_of_steps(tiny: Tiny, tmp_path
     sizes = [(64, 64, 1), (96, 64, 2), (96, 64, 2)]
     file.write_text("\n".join(json.dumps({"prompt": "a", "width": w, "height": h, "steps": s}) for w, h, s in sizes))
     result = run(tiny.onnx, prompts=file, provider="cpu", output=tmp_path / "{index}.png")
-    assert ", 64x64 and 96x64, 1 and 2 steps on cpu" in summarize(result)
+    assert ", 64x64 (1) and 96x64 (2), 1 (1) and 2 (2) steps on cpu" in summarize(result)

@@ -93,10 +93,33 @@ def test_the_last_lines_say_files_sizes_steps_and_memory() -> None:
     sizes = [(8, 16), (16, 8), (8, 16), (8, 24), (8, 32), (8, 40)]
     made = [image(7, size, steps, f"{steps}.png") for steps, size in enumerate(sizes, 1)]
     many = summarize(generation(*made)).splitlines()[0]
-    assert many == "6 images, 1.png to 6.png: seed 7, 16x8, 8x16, 24x8, ... and 40x8, 1, 2, 3, ... and 6 steps on cpu"
+    assert many == (
+        "6 images, 1.png to 6.png: seed 7, 16x8 (2), 8x16 (1), 24x8 (1), ... and 40x8 (1), "
+        "1 (1), 2 (1), 3 (1), ... and 6 (1) steps on cpu"
+    )
     four = summarize(generation(*made[:5]))
-    assert "16x8, 8x16, 24x8 and 32x8, 1, 2, 3, ... and 5 steps" in four
+    assert "16x8 (2), 8x16 (1), 24x8 (1) and 32x8 (1), " in four
     assert "2 images, 1.png to 3.png" in summarize(generation(made[0], replace(made[1], path=None), made[2]))
+
+
+def test_the_last_lines_say_what_an_earlier_run_and_a_second_attempt_did() -> None:
+    before = [Path("1.png"), Path("2.png")]
+    some = summarize(replace(generation(image(7)), done_before=before, widened={"unet": "all of it"}))
+    assert some.startswith("a.png (2 more of an earlier run): seed 7")
+    assert "5 steps on cpu, in fp32 at the second attempt: unet\n" in some
+    none = summarize(replace(generation(), done_before=before))
+    assert none == "nothing to draw: 2 images, 1.png to 2.png of an earlier run"
+
+
+def test_seconds_of_all_begin_with_the_process() -> None:
+    """Load, text encoder, denoise and decode are 19 s, and 3 s of the VAE encoder are no part of the line."""
+    result = replace(generation(image(7)), elapsed=30.0)
+    line = summarize(result, 42.5).splitlines()[1]
+    assert line == (
+        "42.5 s: start 12.5 s, load 1.00 s, text encoder 2.00 s, denoise 5.00 s (2.00 it/s), decode 11.0 s, rest 8.00 s"
+    )
+    assert summarize(result).splitlines()[1].startswith("load 1.00 s")
+    assert summarize(result, 29.0).splitlines()[1].startswith("load 1.00 s")  # another clock
 
 
 def test_each_image_is_saved_with_its_own_seed_and_prompt(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from support.noting import noting
 
 from sdort.errors import CancelledError, OutputError, ParityError, UsageError
 from sdort.generation import command, job, prompts
-from sdort.generation.command import _case, _refuse_bad, _shown_progress, _with_placement
+from sdort.generation.command import BadImage, _case, _refuse_bad, _shown_progress, _with_placement
 from sdort.generation.control_choice import ControlChoice, _pairs, parse_control_choice
 from sdort.generation.image_files import _check_place, _free_paths
 from sdort.generation.ip_adapter_choice import IpAdapterChoice
@@ -31,6 +31,7 @@ from sdort.generation.prompts_file import Lines, _object, _together
 from sdort.generation.request import Request, _check_mask, _for_each, check_tasks, check_text
 from sdort.generation.seeds import read_seeds
 from sdort.generation.step_progress import StepProgress
+from sdort.generation.unfinished import Unfinished
 
 
 def image(tall: int, wide: int, level: int = 255, name: str = "a.png") -> Any:
@@ -321,11 +322,11 @@ def test_lines_of_one_setting_are_together() -> None:
     found = _together(lines)
     assert found.prompts == ["a", "b"]
     assert found.numbers == [3, 7]
-    assert found.options == {"steps": 4, "prompt_2": ["x", ""], "negative_prompt": ["", "y"]}
+    assert found.options == {"steps": 4, "prompt_2": ["x", None], "negative_prompt": [None, "y"]}
     first, second = found.each()
     assert (first.prompts, first.numbers) == (["a"], [3])
     assert (second.prompts, second.numbers) == (["b"], [7])
-    assert second.options == {"steps": 4, "prompt_2": [""], "negative_prompt": ["y"]}
+    assert second.options == {"steps": 4, "prompt_2": [None], "negative_prompt": ["y"]}
     assert _together([(1, {"prompt": "a", "negative_prompt_2": "z"})]).options == {"negative_prompt_2": ["z"]}
 
 
@@ -354,7 +355,7 @@ def test_a_line_of_json(line: str, message: str | None) -> None:
 def test_an_error_of_lines_names_the_first_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[tuple[list[str], dict[str, Any]]] = []
 
-    def plan_job(prompt: list[str], options: dict[str, Any]) -> Job:
+    def plan_job(prompt: list[str], options: dict[str, Any], seeds: Any, numbers: Any) -> Job:
         seen.append((prompt, options))
         if "bad" in prompt:
             raise UsageError("no")
@@ -468,14 +469,14 @@ def test_a_network_that_a_prompt_asks_for(
 def test_only_bad_images_end_a_run() -> None:
     _refuse_bad([], 3)
     bad: list[Any] = [
-        (Request("a cat"), SimpleNamespace(seed=4, problem="it is black")),
-        (Request("b"), SimpleNamespace(seed=5, problem="it is grey")),
+        BadImage("", Request("a cat"), SimpleNamespace(seed=4, problem="it is black")),  # type: ignore[arg-type]
+        BadImage("line 2 of f", Request("b"), SimpleNamespace(seed=5, problem="it is grey")),  # type: ignore[arg-type]
     ]
     with pytest.raises(ParityError) as error:
         _refuse_bad(bad, 2)
     assert error.value.message == (
-        "the image of seed 4 of 'a cat' is not written: it is black; the image of seed 5 of 'b' is not written: it is "
-        "grey"
+        "the image of seed 4 of 'a cat' is not written: it is black; line 2 of f: the image of seed 5 of 'b' is not "
+        "written: it is grey"
     )
     assert error.value.component == "vae_decoder"
     with pytest.raises(ParityError) as error:
@@ -512,6 +513,14 @@ def test_progress_of_a_generation_is_that_of_all_its_stages(monkeypatch: pytest.
     assert seen == [(2, 36), (4, 36), (6, 36)]
 
 
+@dataclass(frozen=True)
+class Joined:
+    """What :func:`sdort.generation.result.joined` was given."""
+
+    results: list[Any]
+    done_before: Sequence[Path] = ()
+
+
 @pytest.mark.parametrize("fails", [False, True])
 def test_jobs_take_the_files_in_turns_and_tell_what_is_written(
     fails: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -519,37 +528,41 @@ def test_jobs_take_the_files_in_turns_and_tell_what_is_written(
     shown: list[Any] = []
 
     @contextmanager
-    def previewing(*given: Any) -> Iterator[None]:
+    def previewing(*given: Any, judged: bool) -> Iterator[None]:
         shown.append(given)
         yield
 
-    def generate(each: Any, own: Sequence[Path], written: list[Path]) -> Any:
+    def generate(each: Any, own: Sequence[Path], written: list[Path], bad: list[Any]) -> Any:
         done.append((each.images, own))
         if fails and len(done) == 2:
             raise KeyboardInterrupt
         written += own
-        return each.images
+        return SimpleNamespace(each=each.images)
 
     monkeypatch.setattr(command, "previewing", previewing)
-    monkeypatch.setattr(command, "joined", list)
-    jobs: list[Any] = [SimpleNamespace(images=count, previews=f"p{count}") for count in (2, 1)]
+    monkeypatch.setattr(command, "joined", Joined)
+    one: Any = SimpleNamespace(file=None, requests=[SimpleNamespace(safety=None)])
+    jobs: list[Any] = [SimpleNamespace(images=count, previews=f"p{count}", **vars(one)) for count in (2, 1)]
     paths = [Path(name) for name in "abc"]
     done: list[Any] = []
-    pipeline: Any = SimpleNamespace(_models="models", _options="options", _generate=generate)
+    monkeypatch.setattr(command, "say_unjudged", lambda folder, asked: None)
+    models: Any = SimpleNamespace(folder=None)
+    pipeline: Any = SimpleNamespace(_models=models, _options="options", _generate=generate)
     if fails:
         with pytest.raises(KeyboardInterrupt):
-            command.Pipeline._run_jobs(pipeline, jobs, paths)
+            command.Pipeline._run_jobs(pipeline, Unfinished(jobs, paths, []), paths)
     else:
-        found: Any = command.Pipeline._run_jobs(pipeline, jobs, paths)
-        assert found == [2, 1]
+        found: Any = command.Pipeline._run_jobs(pipeline, Unfinished(jobs, paths, [Path("z")]), paths)
+        assert [each.each for each in found.results] == [2, 1]
+        assert found.done_before == [Path("z")]
     assert done == [(2, paths[:2]), (1, paths[2:])]
-    assert shown == [("models", "p2", paths[0], "options"), ("models", "p1", paths[2], "options")]
+    assert shown == [(models, "p2", paths[0], "options"), (models, "p1", paths[2], "options")]
     assert paths == [Path(name) for name in "abc"]
     assert re.findall(r"wrote (\w)", capsys.readouterr().err) == (["a", "b"] if fails else [])
     done.clear()
     shown.clear()
     fails = False
-    command.Pipeline._run_jobs(pipeline, jobs, None)
+    command.Pipeline._run_jobs(pipeline, Unfinished(jobs, [], []), None)
     assert done == [(2, []), (1, [])]
     assert [each[2] for each in shown] == [None, None]
 
