@@ -84,15 +84,22 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded(
         (UsageError, "--upscale-by means nothing without --upscale", {"upscale_by": 2}),
         (UsageError, "--hires-upscaler means nothing without --hires", {"hires_upscaler": model}),
         (UsageError, "enlarges the image", {"hires": 2, "hires_upscale": "latent", "hires_upscaler": model}),
-        (BadModelError, "no vae_encoder, which --hires-upscaler needs", {"hires": 2, "hires_upscaler": model}),
         (UsageError, "--upscale-by", {"upscale": model, "upscale_by": 100}),
         (UsageError, "would have 128x128 pixels", {"upscale": model, "width": 64, "height": 64}),
     ]
     monkeypatch.setattr(upscaled_picture, "MAX_PIXELS", 128 * 128 - 1)
     monkeypatch.setattr("sdort.generation.command.load_pipeline", None)
+    folder = with_encoder(tiny, tmp_path / "whole")
     for error, message, options in refusals:
         with pytest.raises(error, match=message):
-            sdort.run(tiny.onnx, "a cat", provider="cpu", output=tmp_path / "x.png", **OPTIONS, **options)
+            sdort.run(folder, "a cat", provider="cpu", output=tmp_path / "x.png", **OPTIONS, **options)
+
+
+@pytest.mark.parametrize("option", ["--hires-upscaler", "--hires-upscale image"])
+def test_what_encodes_an_image_needs_an_encoder(option: str, tiny: Tiny, model: Path) -> None:
+    more: dict[str, Any] = {"hires_upscaler": model} if option == "--hires-upscaler" else {"hires_upscale": "image"}
+    with pytest.raises(BadModelError, match=f"has no vae_encoder, which {option} needs"):
+        sdort.run(tiny.onnx, "a cat", provider="cpu", hires=2, hires_strength=0.5, **OPTIONS, **more)
 
 
 def test_an_image_says_what_enlarged_it(
