@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdort.cli.number_types import NumberList, Real, Whole
-from sdort.cli.options import placement_option, runtime_options, show_placement, sizes_option
+from sdort.cli.options import complete_schedulers, placement_option, runtime_options, show_placement, sizes_option
 from sdort.cli.sections import RUNTIME, SectionedCommand
 from sdort.errors.number_ranges import MARGIN, REPEAT, STEPS, WARMUP
 
@@ -156,7 +156,11 @@ Examples:
 @sizes_option
 @click.option("--steps", type=Whole(STEPS), default=20, help="Denoising steps of the pipeline.")
 @click.option(
-    "--scheduler", metavar="NAME", show_default="the pipeline's own", help="Scheduler; sdort run takes the same names."
+    "--scheduler",
+    metavar="NAME",
+    shell_complete=complete_schedulers,
+    show_default="the pipeline's own",
+    help="Scheduler; sdort run takes the same names.",
 )
 @click.option("--warmup", type=Whole(WARMUP), default=3, help="Number of calls after the first that are not timed.")
 @click.option("--repeat", type=Whole(REPEAT), default=10, help="Number of timed calls.")

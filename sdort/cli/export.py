@@ -10,7 +10,7 @@ import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.number_types import Size, Whole
-from sdort.cli.options import needs, signing_options
+from sdort.cli.options import complete_files, complete_schedulers, needs, signing_options
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import OPSET
 from sdort.model.component_names import COMPONENTS
@@ -107,7 +107,9 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--vae", metavar="DIR|FILE", type=_PATH, help="Use another VAE: its folder, its file, or the folder of a pipeline."
 )
-@click.option("--scheduler", help="Use another scheduler; sdort run takes the same names.")
+@click.option(
+    "--scheduler", shell_complete=complete_schedulers, help="Use another scheduler; sdort run takes the same names."
+)
 @click.option(
     "--prediction-type",
     type=click.Choice(("epsilon", "v_prediction", "sample")),
@@ -124,12 +126,14 @@ _PATH = click.Path(path_type=Path)
 @click.option(
     "--lora",
     multiple=True,
+    shell_complete=complete_files,
     metavar="FILE[:SCALE]",
     help="Add this adapter to the weights (repeatable). LoRA, LoHa, LoKr or DoRA, as .safetensors. [scale: 1]",
 )
 @click.option(
     "--embedding",
     multiple=True,
+    shell_complete=complete_files,
     metavar="FILE[:WORD]",
     help="Add this textual inversion as a word for prompts (repeatable). WORD is its own name unless you give one.",
 )

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from sdort.cli.number_types import Real, Size, Whole
+from sdort.cli.options import complete_files, complete_schedulers
 from sdort.errors.number_ranges import (
     AESTHETIC_SCORE,
     CLIP_SKIP,
@@ -116,7 +117,7 @@ _TEXT_TO_IMAGE: tuple[Option, ...] = (
 
 _SAMPLING: tuple[Option, ...] = (
     click.option(
-        "--steps", type=Whole(STEPS), show_default="50, or those of a few-step model", help="Denoising steps."
+        "--steps", type=Whole(STEPS), show_default="25, or fewer for a few-step model", help="Denoising steps."
     ),
     click.option(
         "--guidance-scale",
@@ -127,7 +128,8 @@ _SAMPLING: tuple[Option, ...] = (
     click.option(
         "--scheduler",
         metavar="NAME",
-        show_default="the pipeline's own",
+        shell_complete=complete_schedulers,
+        show_default="the pipeline's own; without --steps dpm++-2m-karras for a slow one",
         help="Sampler, such as euler-a or dpm++-2m-karras. A short name (ddim, euler, euler-a, dpm++-2m, unipc, lcm, "
         "tcd, ..., also with -karras, -exponential, -beta), A1111's name (\"DPM++ 2M Karras\") or diffusers' class "
         "name.",
@@ -173,6 +175,7 @@ _ADAPTERS: tuple[Option, ...] = (
         "--lora",
         multiple=True,
         metavar="FILE[:SCALE]",
+        shell_complete=complete_files,
         help="LoRA, LoHa, LoKr or DoRA adapter (repeatable). It changes the UNet and the text encoders.",
     ),
     click.option(
@@ -188,6 +191,7 @@ _FROM_IMAGE: tuple[Option, ...] = (
     click.option(
         "--init-image",
         metavar="FILE",
+        shell_complete=complete_files,
         help="Image to start from. The result has the size of this image unless you give --size.",
     ),
     click.option(
@@ -199,6 +203,7 @@ _FROM_IMAGE: tuple[Option, ...] = (
     click.option(
         "--mask",
         metavar="FILE",
+        shell_complete=complete_files,
         help="Image whose white or transparent part is replaced. It has the size of the init image. The rest of the "
         "init image stays.",
     ),
@@ -304,6 +309,7 @@ _CONTROL: tuple[Option, ...] = (
     click.option(
         "--control",
         multiple=True,
+        shell_complete=complete_files,
         metavar="DIR:IMAGE[:SCALE[:START:END]]",
         help="ControlNet or T2I-Adapter, and its control image. The image must be ready for the model: edges, depth or "
         "a pose. START and END are shares of the steps. Repeatable. The pipeline needs the inputs of sdort export "
@@ -321,6 +327,7 @@ _IP_ADAPTER: tuple[Option, ...] = (
     click.option(
         "--ip-adapter-image",
         multiple=True,
+        shell_complete=complete_files,
         metavar="IMAGE[:SCALE]",
         help="Image for the pipeline's IP-Adapter, beside the prompt. Repeatable, one for each adapter. The pipeline "
         "needs sdort export --ip-adapter. [scale: 1]",

@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.shell_completion import CompletionItem
 
 from sdort.cli.number_types import SizeList, Whole
 from sdort.errors.number_ranges import DEVICE_ID
+from sdort.pipelines.scheduler_names import CLASSES, SAMPLERS, leveled_names
 from sdort.providers import AUTO, PROVIDER_NAMES, PROVIDERS
 
 if TYPE_CHECKING:
@@ -22,6 +24,20 @@ def complete_fusions(ctx: click.Context, option: click.Parameter, incomplete: st
     from sdort.rewrite.fusion_names import fusion_names
 
     return [name for name in fusion_names() if name.startswith(incomplete)]
+
+
+def complete_schedulers(ctx: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
+    """Schedulers whose names begin so, for the shell's completion: samplers first, then each with its noise levels."""
+    found = [name for name in SAMPLERS if name.startswith(incomplete.lower())]
+    if incomplete:
+        found += [name for name in leveled_names() if name.startswith(incomplete.lower())]
+        found += sorted(name for name in CLASSES if name.startswith(incomplete))
+    return found
+
+
+def complete_files(ctx: click.Context, option: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Files, for the shell's completion of options that take a file and something behind it."""
+    return [CompletionItem(incomplete, type="file")]
 
 
 custom_ops_option = click.option(

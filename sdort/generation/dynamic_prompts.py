@@ -17,6 +17,7 @@ import hashlib
 import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sdort.console import say
 from sdort.errors import UsageError
@@ -285,19 +286,15 @@ def _drawn(request: Request, names: Collection[str], drawing: Collection[str], w
     numbers = range(1 if alone else request.num_images)
     count = request.num_images if alone else 1
     parts = [replace(request, seed=request.seed + number, num_images=count) for number in numbers]
-    return [
-        replace(
-            part,
-            templates=templates,
-            **{
-                name: _plain(
-                    draw_text(text, part.seed, wildcards, _STREAMS[name]) if text in drawing else text, request
-                )
-                for name, text in texts.items()
-            },
-        )
-        for part in parts
-    ]
+
+    def values(seed: int) -> dict[str, Any]:
+        drawn = {
+            name: draw_text(text, seed, wildcards, _STREAMS[name]) if text in drawing else text
+            for name, text in texts.items()
+        }
+        return {name: _plain(text, request) for name, text in drawn.items()}
+
+    return [replace(part, templates=templates, **values(part.seed)) for part in parts]
 
 
 def _tell(drawn: Sequence[Request]) -> None:

@@ -80,7 +80,7 @@ class Job:
         return _line_of(self.lines[number], self.file) if self.file else self.place
 
     def for_pipeline(self, folder: PipelineFolder) -> Job:
-        """The job with the steps, the guidance and the safety checker of a pipeline, where the caller did not say.
+        """The job with the sampler, steps, guidance and safety checker of a pipeline, where the caller did not say.
 
         Raises:
             BadModelError: the folder has no usable scheduler config, or no safety checker that the caller asks.
@@ -95,10 +95,12 @@ class Job:
                 self.drawn.remark_on_refiner(open_refiner(refiner, folder).model_hash)
         if not self.unsaid:
             return self
-        usual = usual_sampling(folder, self.requests[0].scheduler)
+        own = None if "scheduler" in self.unsaid else str(folder.scheduler.get("_class_name"))
+        usual = usual_sampling(folder, self.requests[0].scheduler or own)
         settings = {name: getattr(usual, name) for name in sorted(self.unsaid)}
         if usual.reason:
-            words = ", ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in settings.items())
+            numbers = {name: value for name, value in settings.items() if name != "scheduler"}
+            words = ", ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in numbers.items())
             say(f"a few-step model ({usual.reason}): {words}, unless you say otherwise")
         requests = [replace(request, **settings) for request in self.requests]
         return replace(self, requests=requests, unsaid=frozenset())
@@ -308,7 +310,7 @@ def plan_job(
     wanted = {name: settings.pop(name, None) for name in PREVIEW_OPTIONS}
     previews = PreviewOptions(**{name: value for name, value in wanted.items() if value is not None})
     texts = {name: settings.pop(name) or "" for name in PROMPTS if name in settings}
-    unsaid = frozenset(name for name in ("steps", "guidance_scale") if settings.get(name) is None)
+    unsaid = _unsaid(settings)
     for name in unsaid:
         settings.pop(name, None)
     seeds = read_seeds(secrets.randbelow(1 << 32) if settings.get("seed") is None else settings["seed"])
@@ -355,6 +357,13 @@ def _of_requests(requests: Sequence[Request], images: Sequence[int]) -> tuple[in
     """
     ends = itertools.accumulate(request.num_images for request in requests)
     return tuple(images[end - 1] for end in ends)
+
+
+def _unsaid(settings: Mapping[str, Any]) -> frozenset[str]:
+    """The options of sampling that a pipeline says: its sampler is exchanged where nothing is said of the sampling."""
+    unsaid = {name for name in ("steps", "guidance_scale") if settings.get(name) is None}
+    free = all(settings.get(name) is None for name in ("steps", "scheduler", "timestep_spacing", "eta"))
+    return frozenset(unsaid | ({"scheduler"} if free else set()))
 
 
 def _read_files(settings: dict[str, Any]) -> None:

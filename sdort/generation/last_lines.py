@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from sdort.errors.plain_text import one_line
+from sdort.generation.record import GenerationRecord
 from sdort.generation.result import Generation
 from sdort.generation.step_progress import speed, three_digits
 from sdort.tables import size_text
@@ -25,7 +26,8 @@ def summarize(result: Generation, age: float | None = None) -> str:
         _seeds([image.seed for image in images]),
         # Larger than what was asked for, after a second pass.
         _each("{1}x{0}".format(*image.pixels.shape) for image in images),
-        f"{_each(str(image.record.steps) for image in images)} steps on {result.provider}",
+        f"{_each(str(image.record.steps) for image in images)} steps of "
+        f"{_each(sampler_of(image.record) for image in images)} on {result.provider}",
         *([f"refined by {one_line(result.refiner)}"] if result.refiner else []),
         *([f"in fp32 at the second attempt: {', '.join(result.widened)}"] if result.widened else []),
         *_memory(result),
@@ -61,6 +63,11 @@ def _stages(result: Generation, age: float | None) -> str:
     if age is not None and age > result.elapsed > 0:
         words = [f"{three_digits(age)} s: start {three_digits(age - result.elapsed)} s", *words]
     return ", ".join(words)
+
+
+def sampler_of(record: GenerationRecord) -> str:
+    """The scheduler as it was asked for; the class of the pipeline's own."""
+    return one_line(record.scheduler_name or record.scheduler.removesuffix("Scheduler"))
 
 
 def _each(values: Iterable[str]) -> str:

@@ -46,7 +46,8 @@ class GenerationOptions(TypedDict, total=False):
     """How weights in prompts such as ``(word:1.2)`` are read and applied: ``a1111`` (the default), ``comfyui``, or
     ``none``, which takes prompts as plain text."""
     steps: int | None
-    """Denoising steps; by default 50, or those that a few-step model was made for."""
+    """Denoising steps; by default 25, of a few-step model those that it was made for, and 50 of DDIM, DDPM or PNDM that
+    was asked for."""
     guidance_scale: float | None
     """How closely to follow the prompt; 1 turns guidance off. By default 7.5, or what a few-step model was made for."""
     size: str | None
@@ -62,7 +63,8 @@ class GenerationOptions(TypedDict, total=False):
     """How many images of each prompt; one by default."""
     scheduler: str | None
     """A short name (``ddim``, ``euler-a``, ``dpm++-2m-karras``, ...), A1111's name or the name of a class in diffusers;
-    by default the pipeline's own."""
+    by default the pipeline's own. Without this, ``steps``, ``eta`` and ``timestep_spacing``, ``dpm++-2m-karras`` takes
+    the place of DDIM, DDPM and PNDM."""
     timestep_spacing: str | None
     """``leading``, ``linspace`` or ``trailing``; by default as the scheduler's config says."""
     eta: float | None

@@ -123,6 +123,21 @@ def find_scheduler(name: str) -> tuple[str, Config]:
     raise UsageError(f"there is no scheduler {name!r}", hint=_meant(asked))
 
 
+def leveled_names() -> list[str]:
+    """The short names of all samplers with the noise levels that they have."""
+    return [
+        f"{name}-{levels}" for name, sampler in SAMPLERS.items() for levels in NOISE_LEVELS if _has(sampler, levels)
+    ]
+
+
+def _has(sampler: Sampler, levels: str) -> bool:
+    try:
+        _check_levels(sampler.class_name, levels)
+    except UsageError:
+        return False
+    return True
+
+
 def check_spacing(class_name: str) -> None:
     """Refuse a timestep spacing for a class that has none.
 

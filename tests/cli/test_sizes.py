@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import click
 import numpy as np
 import pytest
 
+from sdort.cli import cli
 from sdort.cli.number_types import Size, SizeList
+from sdort.cli.options import complete_schedulers
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import parse_size, size_words
 from sdort.exporter.export_options import StaticSize, check_options
 from sdort.generation.job import plan_jobs
+from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.image_comparison import make_requests
 
@@ -86,3 +90,29 @@ def test_the_shell_completes_sizes() -> None:
     context, option = click.Context(click.Command("run")), click.Option(["--size"])
     assert [item.value for item in Size().shell_complete(context, option, "1024")] == ["1024x1024"]
     assert [item.value for item in SizeList().shell_complete(context, option, "1x1,1216")] == ["1x1,1216x832"]
+
+
+def test_the_shell_completes_schedulers_and_files() -> None:
+    context, option = click.Context(click.Command("run")), click.Option(["--scheduler"])
+    complete = partial(complete_schedulers, context, option)
+    assert complete("") == list(SAMPLERS)
+    assert complete("DPM++-2m-s") == ["dpm++-2m-sde", "dpm++-2m-sde-heun", *complete("dpm++-2m-s")[2:]]
+    assert complete("dpm++-2m-k") == ["dpm++-2m-karras"]
+    assert complete("ddim-k") == []
+    assert complete("DDIM")[-1] == "DDIMScheduler"
+    for name in complete("e") + complete("d"):
+        find_scheduler(name)
+    options = {each.opts[0]: each for each in command("run").params}
+    assert [item.value for item in options["--scheduler"].shell_complete(context, "unipc-be")] == ["unipc-beta"]
+    for name in ("--lora", "--init-image", "--mask", "--from-image", "--wildcards", "--lora-folder"):
+        [item] = options[name].shell_complete(context, "a")
+        assert item.type in ("file", "dir")
+    for other in ("bench", "export"):
+        [option] = [each for each in command(other).params if each.name == "scheduler"]  # type: ignore[misc]
+        assert next(item.value for item in option.shell_complete(context, "tc")) == "tcd"
+
+
+def command(name: str) -> click.Command:
+    found = cli.get_command(click.Context(cli), name)
+    assert found
+    return found

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 from support.tiny_pipeline import Tiny
 
+from sdort import run
 from sdort.errors import SdortError, UsageError
-from sdort.generation.command import run
 from sdort.generation.dynamic_prompts import draw_text, has_forms, unescaped
 from sdort.generation.image_texts import read_texts
 from sdort.generation.job import plan_jobs
@@ -162,7 +162,8 @@ def test_a_wildcard_without_a_folder_is_refused(tmp_path: Path, monkeypatch: pyt
 
 
 def prompts_of(prompt: Any, **options: Any) -> list[tuple[int, int, str]]:
-    jobs = plan_jobs(prompt, options)
+    given: Any = options
+    jobs = plan_jobs(prompt, given)
     return [(each.seed, each.num_images, each.prompt) for job in jobs for each in job.requests]
 
 

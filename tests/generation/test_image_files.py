@@ -13,8 +13,8 @@ from PIL import Image
 from support.infotext import read_infotext, record
 from support.tiny_pipeline import Tiny
 
+from sdort import load, run
 from sdort.errors import UsageError
-from sdort.generation.command import load, run
 from sdort.generation.decode import Plan
 from sdort.generation.from_image import read_image_options
 from sdort.generation.image_files import FORMATS, check_sides, check_texts, format_of, save_image

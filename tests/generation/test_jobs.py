@@ -98,11 +98,11 @@ def test_a_pipeline_says_what_the_caller_does_not(
     given: Any, unsaid: set[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked: list[Any] = []
-    usual = Sampling(4, 1.0, "it is quick")
+    usual = Sampling(4, 1.0, reason="it is quick")
     monkeypatch.setattr(job, "usual_sampling", lambda folder, scheduler: asked.append(scheduler) or usual)  # type: ignore[func-returns-value, redundant-expr]
     planned = plan_job(["a", "b"], {**given, "seed": 1, "scheduler": "euler"})  # type: ignore[typeddict-item]
     assert planned.unsaid == unsaid
-    folder: Any = SimpleNamespace(models={})
+    folder: Any = SimpleNamespace(models={}, scheduler={"_class_name": "Own"})
     found = planned.for_pipeline(folder)
     settings = {"steps": 4, "guidance_scale": 1.0} | {name: value for name, value in given.items() if value is not None}
     assert {(each.steps, each.guidance_scale) for each in found.requests} == {tuple(settings.values())}
@@ -114,6 +114,31 @@ def test_a_pipeline_says_what_the_caller_does_not(
     usual = Sampling()
     planned.for_pipeline(folder)
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(
+    ("given", "exchanged", "asked"),
+    [
+        ({}, True, None), ({"guidance_scale": 3.0}, True, None), ({"steps": 9}, False, "Own"),
+        ({"eta": 0.5}, False, "Own"), ({"timestep_spacing": "leading"}, False, "Own"),
+        ({"scheduler": "ddim"}, False, "ddim"),
+    ],
+)  # fmt: skip
+def test_the_sampler_is_exchanged_where_nothing_is_said_of_the_sampling(
+    given: Any, exchanged: bool, asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[Any] = []
+
+    def usual(folder: object, scheduler: str | None) -> Sampling:
+        seen.append(scheduler)
+        return Sampling(7, 2.0, "unipc" if scheduler is None else None)
+
+    monkeypatch.setattr(job, "usual_sampling", usual)
+    folder: Any = SimpleNamespace(models={}, scheduler={"_class_name": "Own"})
+    [request] = plan_job("a", {"seed": 1, **given}).for_pipeline(folder).requests
+    assert seen == [asked]
+    assert request.scheduler == ("unipc" if exchanged else given.get("scheduler"))
+    assert request.steps == given.get("steps", 7)
 
 
 def test_an_image_to_be_drawn_again_is_held_against_the_models(monkeypatch: pytest.MonkeyPatch) -> None:

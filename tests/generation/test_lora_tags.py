@@ -35,7 +35,8 @@ def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def asked(folder: Path | None, prompt: str, **options: Any) -> list[tuple[str, float, float]]:
     """Name and scales, of the UNet and of the text encoders, of each adapter."""
-    [job] = plan_jobs(prompt, {"lora_folder": folder, **options})
+    given: Any = {"lora_folder": folder, **options}
+    [job] = plan_jobs(prompt, given)
     assert all(choice.path.is_file() for choice in job.requests[0].lora)
     return [(choice.path.name, choice.scale, choice.of_text) for choice in job.requests[0].lora]
 

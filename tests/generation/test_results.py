@@ -81,21 +81,21 @@ SHOWN = one_line("a\nb")
 def test_the_last_lines_say_files_sizes_steps_and_memory() -> None:
     one = summarize(generation(image(7), host=3_400_000_000, device=1_200_000))
     assert one == (
-        "a.png: seed 7, 24x16, 5 steps on cpu, peak memory 3.4 GB and 1.2 MB on the GPU\n"
+        "a.png: seed 7, 24x16, 5 steps of DDIM on cpu, peak memory 3.4 GB and 1.2 MB on the GPU\n"
         "load 1.00 s, text encoder 2.00 s, denoise 5.00 s (2.00 it/s), decode 11.0 s"
     )
-    assert "5 steps on cpu\n" in summarize(generation(image(7)))
+    assert "5 steps of DDIM on cpu\n" in summarize(generation(image(7)))
     assert summarize(generation(image(7), device=2000)).splitlines()[0].endswith("peak memory 2.0 kB on the GPU")
     assert summarize(generation(image(7), host=0)).splitlines()[0].endswith("peak memory 0 B")
     refined = summarize(generation(image(7), refiner="a\nb", host=1))
     assert refined.count("\n") == 1
-    assert f"5 steps on cpu, refined by {SHOWN}, peak memory 1 B" in refined
+    assert f"5 steps of DDIM on cpu, refined by {SHOWN}, peak memory 1 B" in refined
     sizes = [(8, 16), (16, 8), (8, 16), (8, 24), (8, 32), (8, 40)]
     made = [image(7, size, steps, f"{steps}.png") for steps, size in enumerate(sizes, 1)]
     many = summarize(generation(*made)).splitlines()[0]
     assert many == (
         "6 images, 1.png to 6.png: seed 7, 16x8 (2), 8x16 (1), 24x8 (1), ... and 40x8 (1), "
-        "1 (1), 2 (1), 3 (1), ... and 6 (1) steps on cpu"
+        "1 (1), 2 (1), 3 (1), ... and 6 (1) steps of DDIM on cpu"
     )
     four = summarize(generation(*made[:5]))
     assert "16x8 (2), 8x16 (1), 24x8 (1) and 32x8 (1), " in four

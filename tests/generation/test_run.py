@@ -347,7 +347,7 @@ def test_the_last_lines_say_what_was_made_and_what_it_took(tiny: Tiny, sdort: Ca
     result = sdort(tiny.onnx, "--prompt", "a cat", "-o", "out.png")
     made, took = result.stdout.splitlines()
     assert re.fullmatch(
-        r"2 images, out-1.png to out-2.png: seed 7, 64x64, 2 steps on cpu, peak memory [\d.]+ [MG]B", made
+        r"2 images, out-1.png to out-2.png: seed 7, 64x64, 2 steps of DDIM on cpu, peak memory [\d.]+ [MG]B", made
     )
     number = r"\d+\.?\d* s"
     speed = r"\d+\.?\d* (it/s|s/it)"

@@ -430,9 +430,10 @@ def test_a_tag_draws_what_its_file_draws_and_is_drawn_again(
         again = pipeline.generate(from_image=found[2].path, **folder).images[0].pixels
         np.testing.assert_array_equal(again, found[2].pixels)
         assert "differ" not in capsys.readouterr().err
-        for options, words in (
+        cases: list[tuple[Any, str]] = [
             ({"negative_prompt": "<lora:b>"}, "only --prompt asks for adapters"),
             ({"prompt_weighting": "comfyui"}, "with --prompt-weighting comfyui it is text"),
-        ):
+        ]
+        for options, words in cases:
             pipeline.generate("<lora:b>" if "prompt_weighting" in options else "a", **options, **folder, **OPTIONS)
             assert f"<lora:b>, which is not applied: {words}" in " ".join(capsys.readouterr().err.split())

@@ -216,36 +216,47 @@ def test_files_of_every_prompt_are_told_once(capsys: pytest.CaptureFixture[str])
 
 EULER, ANCESTRAL = "EulerDiscreteScheduler", "EulerAncestralDiscreteScheduler"
 TRAILING = {"_class_name": EULER, "timestep_spacing": "trailing"}
-QUICK = (4, 1.0)
+QUICK = (4, 1.0, None)
+
+
+BETAS = {"beta_schedule": "scaled_linear"}
+USUAL, SLOW, FAST = (25, 7.5, None), (50, 7.5, None), (25, 7.5, "dpm++-2m-karras")
 
 
 @pytest.mark.parametrize(
     ("config", "embedded", "asked", "wanted"),
     [
-        ({"_class_name": EULER}, None, None, (50, 7.5)),
-        ({"_class_name": EULER}, 256, None, (4, 8.5)),
+        ({"_class_name": EULER}, None, None, USUAL),
+        ({"_class_name": EULER}, 256, None, (4, 8.5, None)),
         ({"_class_name": EULER}, None, "lcm", QUICK),
+        ({"_class_name": EULER}, None, "ddim", SLOW),
         ({"_class_name": "LCMScheduler"}, None, None, QUICK),
-        ({"_class_name": "LCMScheduler"}, 256, None, (4, 8.5)),
+        ({"_class_name": "LCMScheduler"}, 256, None, (4, 8.5, None)),
         ({"_class_name": "TCDScheduler"}, None, None, QUICK),
-        ({"_class_name": "LCMScheduler"}, None, "euler", (50, 7.5)),
+        ({"_class_name": "LCMScheduler"}, None, "euler", USUAL),
         (TRAILING, None, None, QUICK),
         ({**TRAILING, "_class_name": ANCESTRAL}, None, None, QUICK),
-        ({**TRAILING, "_class_name": "DDIMScheduler"}, None, None, (50, 7.5)),
-        ({**TRAILING, "timestep_spacing": "leading"}, None, None, (50, 7.5)),
+        ({**TRAILING, "_class_name": "DDIMScheduler"}, None, None, SLOW),
+        ({**TRAILING, "timestep_spacing": "leading"}, None, None, USUAL),
         ({**TRAILING, "prediction_type": "epsilon"}, None, None, QUICK),
-        ({**TRAILING, "prediction_type": "v_prediction"}, None, None, (50, 7.5)),
-        ({**TRAILING, "rescale_betas_zero_snr": True}, None, None, (50, 7.5)),
+        ({**TRAILING, "prediction_type": "v_prediction"}, None, None, USUAL),
+        ({**TRAILING, "rescale_betas_zero_snr": True}, None, None, USUAL),
         (TRAILING, None, "ddim", QUICK),  # the model is what it is, whatever samples it
+        *(({"_class_name": f"{name}Scheduler"}, None, None, FAST) for name in ("DDIM", "DDPM", "PNDM")),
+        *(({"_class_name": f"{name}Scheduler"}, None, f"{name}Scheduler", SLOW) for name in ("DDIM", "DDPM", "PNDM")),
+        ({"_class_name": "DDIMScheduler", "rescale_betas_zero_snr": True}, None, None, SLOW),
+        ({"_class_name": "DDIMScheduler", "beta_schedule": None}, None, None, SLOW),
+        ({"_class_name": "UniPCMultistepScheduler"}, None, None, USUAL),
+        ({"_class_name": "Unknown"}, None, "Unknown", USUAL),
     ],
 )
-def test_steps_and_guidance_are_what_the_configs_tell(
-    config: dict[str, Any], embedded: int | None, asked: str | None, wanted: tuple[int, float]
+def test_sampler_steps_and_guidance_are_what_the_configs_tell(
+    config: dict[str, Any], embedded: int | None, asked: str | None, wanted: tuple[int, float, str | None]
 ) -> None:
     folder: Any = SimpleNamespace(
-        path=Path("p"), scheduler=config, config=lambda name: {"time_cond_proj_dim": embedded, "of": name}
+        scheduler=BETAS | config, config=lambda name: {"time_cond_proj_dim": embedded, "of": name}
     )
     found = usual_sampling(folder, asked)
-    assert (found.steps, found.guidance_scale) == wanted
-    assert (found.reason is None) is (found == Sampling())
+    assert (found.steps, found.guidance_scale, found.scheduler) == wanted
+    assert (found.reason is None) is (found.steps >= 25)
     assert math.isclose(Sampling().guidance_scale, 7.5)
