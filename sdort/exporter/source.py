@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shlex
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -93,7 +94,8 @@ class Source:
         """
         if name in self.tensors:
             return self.tensors[name]
-        return read_checkpoint(self.part(name), component, variant, allow_pickle)
+        with _or_without(component):
+            return read_checkpoint(self.part(name), component, variant, allow_pickle)
 
 
 def read_source(folder: Path, name: str) -> Source:
@@ -206,10 +208,29 @@ def _left_out(source: Source, names: Collection[str], *, safety_checker: bool) -
     if entry and not safety_checker:
         left_out.add(SAFETY_CHECKER)
         say(f"the safety checker of {source.name} is left out, as asked")
-    elif entry and not exported_class(SAFETY_CHECKER, entry[1]) and SAFETY_CHECKER not in names:
+    elif entry and SAFETY_CHECKER not in names and (reason := _why_no_checker(source, entry[1])):
         left_out.add(SAFETY_CHECKER)
-        warn(f"the safety checker of {source.name} is left out: sdort does not export a {entry[1]}")
+        warn(f"the safety checker of {source.name} is left out: {reason}")
     return left_out
+
+
+def _why_no_checker(source: Source, class_name: Any) -> str | None:
+    """The reason why a safety checker that the index names is not exported; None if it is."""
+    if not exported_class(SAFETY_CHECKER, class_name):
+        return f"sdort does not export a {class_name}"
+    folder = source.part(SAFETY_CHECKER)
+    return None if folder.exists() else f"{folder} is not there"
+
+
+@contextmanager
+def _or_without(component: str) -> Iterator[None]:
+    """A block in which a component is read; of a broken safety checker its error says that it can be left out."""
+    try:
+        yield
+    except BadModelError as error:
+        if component == SAFETY_CHECKER:
+            error.hint = f"{error.hint or ''} Or export without it: --no-safety-checker".strip()
+        raise
 
 
 def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, Any]:
@@ -217,7 +238,8 @@ def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, 
     class_name = _class_name(source, name)
     path = source.part(FOLDERS[name]) / "config.json"
     try:
-        config = read_config(path, "the config", DOWNLOAD_AGAIN, schema=component_schema(name))
+        with _or_without(name):
+            config = read_config(path, "the config", DOWNLOAD_AGAIN, schema=component_schema(name))
     except BadModelError as error:
         error.component = name
         raise

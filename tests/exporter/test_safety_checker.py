@@ -123,6 +123,19 @@ def test_it_is_left_out_if_asked_or_unknown_and_that_is_told(
     other = source(folder, safety_checker=["my_pipeline", "OwnChecker"])
     assert select_components(other, (), cache) == []
     assert "is left out: sdort does not export a OwnChecker" in " ".join(capsys.readouterr().err.split())
+    gone = source(tmp_path, safety_checker=CHECKER)
+    assert select_components(gone, (), cache) == []
+    assert "safety_checker is not there" in "".join(capsys.readouterr().err.split("\n")).replace("  ", " ")
+    (tmp_path / "safety_checker").mkdir()
+    with pytest.raises(BadModelError, match=r"config\.json") as refused:
+        select_components(gone, (), cache)
+    assert "--no-safety-checker" in str(refused.value)
+    config = checkpoint[0] / "safety_checker" / "config.json"
+    (tmp_path / "safety_checker" / "config.json").write_bytes(config.read_bytes())
+    select_components(gone, (), cache)
+    with pytest.raises(BadModelError, match="safetensors") as refused:
+        gone.read_tensors("safety_checker", "safety_checker", None, False)
+    assert "--no-safety-checker" in str(refused.value)
     write_index(tmp_path, other, [])
     assert json.loads((tmp_path / "model_index.json").read_text())["safety_checker"] == [None, None]
     with pytest.raises(BadModelError, match="OwnChecker there, which sdort does not export"):

@@ -131,7 +131,11 @@ def test_text_encoders_are_sdorts_or_those_of_the_checkpoint() -> None:
 @pytest.mark.parametrize("optimize", [False, True, "fp16"])
 @pytest.mark.parametrize("text_encoder", ["sdort", "torch"])
 def test_a_pipeline_gets_what_its_constructor_takes(
-    task: str, optimize: Any, text_encoder: Any, monkeypatch: pytest.MonkeyPatch
+    task: str,
+    optimize: Any,
+    text_encoder: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     asked: dict[str, Any] = {}
 
@@ -139,7 +143,7 @@ def test_a_pipeline_gets_what_its_constructor_takes(
         def __init__(self, unet: Any, scheduler: Any, safety_checker: Any, controlnet: Any = None) -> None:
             self.got = (unet, scheduler, safety_checker, controlnet)
 
-    folder = SimpleNamespace(path=Path("folder"))
+    folder = SimpleNamespace(path=Path("folder"), models={"safety_checker": Path("c")})
 
     def note(name: str, result: Any) -> None:
         def called(*given: Any) -> Any:
@@ -160,6 +164,8 @@ def test_a_pipeline_gets_what_its_constructor_takes(
     made = assembled.load_pipeline(
         "m", task, controlnet=net, text_encoder=text_encoder, optimize=optimize, provider="cpu", device_id=3
     )
+    said = " ".join(capsys.readouterr().err.split())
+    assert "the safety checker of folder is no part of this pipeline, whose images nobody judges" in said
     options = {"provider": "cpu", "device_id": 3}
     assert made.got == ("u", "s", None, "net" if steered else None)
     assert asked["open_folder"] == (Path("made") if optimize else Path("m"),)

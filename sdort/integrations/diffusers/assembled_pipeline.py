@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from transformers import CLIPTokenizer
 
-from sdort.console import quiet_libraries
+from sdort.console import quiet_libraries, warn
 from sdort.engines.original import checkpoint_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import BadModelError, UsageError
@@ -27,7 +27,7 @@ from sdort.integrations.torch.text_module import load_text_encoder, text_encoder
 from sdort.integrations.torch.unet_adapters import UNET
 from sdort.integrations.torch.unet_module import load_unet, unet_of
 from sdort.integrations.torch.vae_module import load_vae, vae_of
-from sdort.model.component_names import DECODER, ENCODER, TEXT_ENCODERS
+from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER, TEXT_ENCODERS
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import CPU
 
@@ -84,6 +84,8 @@ def load_pipeline(
         parts["controlnet"] = _controlnets(controlnet, options)
     parts |= _processors(folder) | _settings(folder)
     taken = inspect.signature(kind.__init__).parameters
+    if SAFETY_CHECKER in folder.models and SAFETY_CHECKER in taken:
+        warn(f"the safety checker of {folder.path} is no part of this pipeline, whose images nobody judges")
     with quiet_libraries():
         return kind(**{name: part for name, part in parts.items() if name in taken})
 
