@@ -53,6 +53,8 @@ def test_what_needs_no_torch_works_without_it(tiny: Tiny, tmp_path: Path) -> Non
     commands = [
         ["optimize", str(tiny.onnx), "fast", *cpu, "--allow-misses"],
         ["bench", "fast", "--baseline", str(tiny.onnx), *cpu, "--component", "unet", "--repeat", "2", "--warmup", "1"],
+        ["run", "fast", *cpu, "--prompt", "a b", "--steps", "2", "--seed", "7", "-o", "a.png"],
+        ["verify", "fast", "--against", str(tiny.onnx), *cpu, "--seeds", "1", "--steps", "1"],
         ["inspect", "fast"],
         ["inspect", "--diff", str(tiny.onnx), "fast"],
         ["doctor", *cpu],
@@ -65,14 +67,16 @@ def test_what_needs_no_torch_works_without_it(tiny: Tiny, tmp_path: Path) -> Non
     done = run_without(OPTIONAL, commands, tmp_path)
     failed = [(*command[:2], code, err) for command, (code, _, err) in zip(commands, done, strict=True) if code]
     assert failed == []
+    assert (tmp_path / "a.png").is_file()
 
 
-@pytest.mark.parametrize("missing", [OPTIONAL, ("torch",), ("diffusers", "onnxscript")], ids="+".join)
+@pytest.mark.parametrize("missing", [OPTIONAL, ("diffusers", "onnxscript")], ids="+".join)
 def test_what_needs_them_says_so_and_how_to_install_them(missing: tuple[str, ...], tiny: Tiny, tmp_path: Path) -> None:
     commands = [
         ["export", "demo", "out"],
         ["export", str(tiny.diffusers), "out", "--dry-run"],
         ["export", "somebody/model", "out", "--json"],
+        ["run", str(tiny.diffusers), "--prompt", "a b", "--provider", "cpu", "-o", "out.png"],
         ["bench", str(tiny.onnx), "--engine", "torch", "--checkpoint", str(tiny.diffusers), "--provider", "cpu"],
         ["verify", str(tiny.onnx), "--against", str(tiny.diffusers), "--provider", "cpu"],
     ]
