@@ -12,7 +12,7 @@ from sdort.console import document
 from sdort.errors.option_types import typed
 from sdort.first_use.find_pipeline import part_folder, pipeline_folder, plan_folder
 from sdort.first_use.making_plan import MakingPlan
-from sdort.generation.command import Pipeline, PlannedRun, load_folder, prepare_run
+from sdort.generation.command import Pipeline, PlannedRun, load_folder, prepare_run, written_size
 from sdort.generation.job import Job, plan_paths
 from sdort.generation.result import Generation
 from sdort.generation.stages import plan_stages
@@ -178,7 +178,7 @@ def plan_run(pipeline: str | Path, prompt: str | Sequence[str] = (), **options: 
         return RunPlan(folder.name, paths, request.width, request.height, steps, provider, folder, None)
     planned = prepare_run(folder, jobs, paths, runtime)
     request = (planned.jobs or [jobs[0].for_pipeline(planned.folder)])[0].requests[0]
-    height, width = plan_stages(planned.folder, request)[-1].size
+    height, width = written_size(request, plan_stages(planned.folder, request)[-1])
     name = planned.folder.checkpoint
     files = planned.left.paths
     return RunPlan(name, files, width, height, request.steps, planned.provider.name, None, planned.seconds)

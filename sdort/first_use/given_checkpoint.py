@@ -83,12 +83,20 @@ def find_checkpoint(model: str | Path) -> Checkpoint:
     text = str(model)
     path = in_home(text)
     if path.exists():
-        return Checkpoint(text, path.stem if path.is_file() else path.resolve().name, path)
+        return Checkpoint(text, _name_of(path), path)
     if text in DEMO_NAMES:
         return Checkpoint(text, text)
     if is_hub_id(text):
         return Checkpoint(text, text, hub=True)
     raise not_there(text, DEMO_NAMES)
+
+
+def _name_of(path: Path) -> str:
+    """The name that the user gave, also to a link; a file's without its ending."""
+    if path.is_file():
+        return path.stem
+    name = path.absolute().name
+    return path.resolve().name if name in ("", "..") else name
 
 
 def is_hub_id(text: str) -> bool:

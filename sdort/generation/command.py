@@ -319,6 +319,16 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
     return PlannedRun(left, folder, provider, runtime)
 
 
+def written_size(request: Request, last: Stage) -> tuple[int, int]:
+    """Height and width in pixels of the images of a request, whose last stage is ``last``.
+
+    Raises:
+        UsageError, BadModelError: as :func:`upscaled_size`.
+    """
+    size = request.init_image.size if request.init_image and request.only_masked else last.size
+    return upscaled_size(request, size)
+
+
 def check_job(folder: PipelineFolder, job: Job, paths: Sequence[Path] | None) -> None:
     """Refuse a job that the pipeline cannot do, or whose images the formats of their files do not hold.
 
@@ -332,8 +342,7 @@ def check_job(folder: PipelineFolder, job: Job, paths: Sequence[Path] | None) ->
     with job.named():
         last = checked_stages(folder, request)[-1]
         plan_adapters(folder, request.lora)
-        size = request.init_image.size if request.init_image and request.only_masked else last.size
-        size = upscaled_size(request, size)
+        size = written_size(request, last)
         if paths:
             check_sides(paths[0], size)
     for number, each in enumerate(job.requests[1:], 1):  # their texts are their own

@@ -83,7 +83,7 @@ def _read(kept: object) -> RunSeconds | None:
 def _is_usual(request: Request) -> bool:
     """Whether the seconds of a request depend on its size, steps and batch alone."""
     others = request.hires, request.refiner, request.init_image, request.mask, request.control, request.ip_adapter_image
-    return not any(others)
+    return not any(others) and request.upscale is None
 
 
 def _kind(folder: PipelineFolder, job: Job) -> str:

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.first_use import copy_of, replace_making
 
+from sdort.doctor.cache_entries import folder_bytes
+from sdort.doctor.caches import clean_cache
 from sdort.errors import BadModelError
-from sdort.first_use import given_checkpoint
+from sdort.first_use import given_checkpoint, making, models, room
 from sdort.first_use.making_plan import Making
+from sdort.first_use.making_steps import Steps, estimate
 from sdort.first_use.models import optimized_model
+from sdort.first_use.room import cache_limit
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.file_digest import file_digest
 from sdort.pipelines import remembered_hashes
-from sdort.pipelines.kept_models import MADE_OF, MODEL
+from sdort.pipelines.kept_models import MADE_OF, MODEL, USED
 
 MAKING = Making(("unet",), "cpu")
 
@@ -117,3 +123,102 @@ def test_a_checkpoint_that_changes_while_it_is_made_is_not_kept(
     with pytest.raises(BadModelError, match="changed while it was exported"):
         optimized_model(file, MAKING)
     assert not list(models_folder().glob("model-*"))
+
+
+def test_two_at_once_make_it_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def fill(source: Path, out: Path, request: Any) -> None:
+        time.sleep(0.3)
+        copy_of(source, out, request)
+
+    made = replace_making(monkeypatch, fill)
+    file = tmp_path / "one.safetensors"
+    file.write_bytes(b"one")
+    with ThreadPoolExecutor(3) as pool:
+        folders = set(pool.map(lambda _: optimized_model(file, MAKING), range(3)))
+    assert len(folders) == len(made.requests) == 1
+    assert [path.name for path in models_folder().iterdir()] == [folders.pop().parent.name]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BadModelError("broken")])
+def test_what_is_not_made_whole_leaves_nothing(
+    error: BaseException, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fill(source: Path, out: Path, _: Any) -> None:
+        (out / "half").write_bytes(source.read_bytes())
+        raise error
+
+    replace_making(monkeypatch, fill)
+    file = tmp_path / "one.safetensors"
+    file.write_bytes(b"one")
+    with pytest.raises((KeyboardInterrupt, BadModelError)):
+        optimized_model(file, MAKING)
+    assert list(models_folder().iterdir()) == []
+
+
+def _release() -> None:
+    """As where the processes that used the models have ended."""
+    while models._HELD:
+        models._HELD.popitem()[1].close()
+
+
+def test_the_least_recently_used_go_where_the_room_is_full(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(name: str) -> Path:
+        file = tmp_path / f"{name}.safetensors"
+        file.write_bytes(name.encode() * 100)
+        return optimized_model(file, MAKING).parent
+
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(making, "_result_bytes", lambda *_: 100)
+    assert cache_limit().limit == room.DEFAULT_LIMIT
+    folders = {name: made(name) for name in ("a", "b", "c")}
+    size = folder_bytes(folders["a"])
+    cache_limit(3 * size + 100)
+    for age, name in enumerate(("a", "c", "b")):  # a was used last
+        os.utime(folders[name] / USED, (1e9 - age, 1e9 - age))
+    left = folders["a"].with_name(f".{folders['a'].name}.sdort-new-{'0' * 8}")
+    left.mkdir()  # of a killed process
+    cache_limit(3 * size)
+    capsys.readouterr()
+    made("d")  # all are held by this process
+    said = capsys.readouterr().err
+    assert "more than the limit" in said
+    assert "removed" not in said
+    assert not left.exists()
+    _release()
+    for age, name in enumerate(("a", "c", "b")):
+        os.utime(folders[name] / USED, (1e9 - age, 1e9 - age))
+    made("e")
+    assert {name for name, folder in folders.items() if folder.is_dir()} == {"a"}
+    said = capsys.readouterr().err
+    assert said.index("removed from the cache: b (cpu, fp32") < said.index("removed from the cache: c (cpu, fp32")
+
+
+def test_a_model_in_use_is_not_cleaned(tmp_path: Path) -> None:
+    file = tmp_path / "one.safetensors"
+    file.write_bytes(b"one")
+    folder = optimized_model(file, MAKING).parent
+    assert clean_cache(["models"]).removed
+    assert folder.is_dir()
+    _release()
+    clean_cache(["models"])
+    assert not folder.exists()
+    assert optimized_model(file, MAKING).parent == folder
+    assert folder.is_dir()
+
+
+def test_steps_tell_what_is_left() -> None:
+    seconds = estimate({"unet": 100, "vae_decoder": 10}, ["unet"], 10**9)
+    steps = Steps(seconds)
+    assert steps.remaining() == pytest.approx(steps.total, abs=0.5)
+    for description in seconds:
+        steps.follow(description, 0, None)
+        steps.follow("something else", 1, 2)
+        assert steps.step == description
+        before = steps.done
+        steps.follow(description, 3, 4)
+        assert steps.done - before == pytest.approx(0.75 * seconds[description])
+    left = steps.remaining()
+    assert left is not None
+    assert 0 <= left <= steps.total
