@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -28,8 +29,8 @@ FACTS_KEY = "sdort.upscaler"
 """Entry of the graph's metadata with :class:`UpscalerFacts` as JSON."""
 _SIDE = 64
 """Pixels of a side at which a graph is measured: a multiple of every architecture's window."""
-_WINDOW = 16
-"""Pixels that the sides of an image are a multiple of for a graph that does not say so: windows have 8 or 16."""
+_WINDOWS = (1, 2, 4, 8, 16)
+"""Pixels that the sides of an image may have to be a multiple of: windows have 8 or 16."""
 _OTHERS = {
     "SwinIR": ("layers.0.residual_group.blocks.0.attn.qkv.weight", "patch_embed.norm.weight"),
     "DAT": ("layers.0.blocks.0.attn.attns.0.pos.pos_proj.weight", "layers.0.blocks.0.ffn.fc1.weight"),
@@ -153,7 +154,18 @@ def _of_graph(path: Path) -> tuple[Model, UpscalerFacts]:
         )
     made = shape[1] if isinstance(shape[1], int) else count
     _check_channels(path, count, made)
-    return model, UpscalerFacts("ONNX", scale, count, 1 if fixed else _WINDOW, fixed)
+    return model, UpscalerFacts("ONNX", scale, count, 1 if fixed else _multiple(model, count, scale), fixed)
+
+
+def _multiple(model: Model, channels: int, scale: int) -> int:
+    """The least number of pixels whose multiples a graph takes as sides, as far as its sizes tell."""
+    for window in _WINDOWS[:-1]:
+        sides = 5 * window, 7 * window
+        with suppress(BadModelError):
+            shape = facts_at(model.graph, model.component, (1, channels, *sides)).shape(model.graph.outputs[0])
+            if _scale(shape, sides) == scale:
+                return window
+    return _WINDOWS[-1]
 
 
 def _scale(shape: Sequence[Dim] | None, sides: tuple[int, int]) -> int | None:
