@@ -1,0 +1,49 @@
+#!/usr/bin/env python3
+"""Takes the pictures of the reports in docs/guide/benchmark.md and docs/guide/verify.md.
+
+    scripts/report_pictures.py [FOLDER]     FOLDER is docs/images unless given
+
+Optimizes the demo model for the CPU in a temporary folder. `sdort bench` compares it with torch, `sdort verify` with
+its original. Chromium shows their pages, at 1200 pixels in the light and at 420 in the dark. Takes minutes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
+
+from support.browser import opened_browser
+
+PICTURES = (("light", 1200, 1150), ("dark", 420, 1100))
+"""Colours, and the width and height of the window in pixels."""
+COMMANDS = (
+    "export demo model",
+    "optimize model fast --fp16 --provider cpu",
+    "bench fast --baseline torch --component unet --component pipeline --steps 10 --provider cpu --report bench.html",
+    "verify fast --provider cpu --report verify.html",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs" / "images")
+    target: Path = parser.parse_args().folder.resolve()
+    with tempfile.TemporaryDirectory() as name:
+        for command in COMMANDS:
+            print(f"==> sdort {command}", flush=True)
+            subprocess.run([sys.executable, "-m", "sdort", *command.split()], cwd=name, check=True)
+        with opened_browser() as browser:
+            for report in ("bench", "verify"):
+                for colours, width, height in PICTURES:
+                    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
+                    page.goto((Path(name) / f"{report}.html").as_uri())
+                    page.screenshot(path=target / f"{report}-{width}-{colours}.png")
+
+
+if __name__ == "__main__":
+    main()
