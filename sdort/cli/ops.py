@@ -66,7 +66,8 @@ def build(
     """Compile the library into the cache.
 
     The build needs cmake and a C++ compiler. For AMD GPUs it also needs clang++ 19 or later with lld (apt-get install
-    clang-19 lld-19), or ROCm. For NVIDIA GPUs it also needs nvcc.
+    clang-19 lld-19), or ROCm. For NVIDIA GPUs it also needs nvcc. Headers of ONNX Runtime that are not on this machine
+    are downloaded by apt-get (10 MB), which is told before.
     """
     from sdort.console import emit_json, say
     from sdort.ops.command import build_ops

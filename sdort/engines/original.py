@@ -89,6 +89,19 @@ def _recorded(path: Path, sources: Sequence[Path], mark: Mapping[str, Any] | Non
     return original
 
 
+def is_recorded(path: Path, reference: Path) -> bool | None:
+    """Whether ``reference`` is the original that the manifest of the pipeline in ``path`` records, wherever it lies.
+
+    Returns:
+        None where no mark is recorded for one of its kind.
+    """
+    manifest = read_manifest(path) if path.is_dir() else {}
+    optimized = manifest.get("optimized")
+    # Of an optimized pipeline the original is ONNX, and the mark beside it is that of the checkpoint behind.
+    mark = (optimized or manifest if holds_onnx(reference) else manifest).get(ORIGIN)
+    return None if mark is None or (holds_onnx(reference) and not optimized) else has_mark(reference, mark)
+
+
 @contextmanager
 def as_exported(path: Path, reference: Path) -> Iterator[Path]:
     """A reference as the pipeline in ``path`` was exported from it: with its adapters, words and replaced parts.

@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from sdort.console import detail, progress
+from sdort.console import detail, progress, say
 from sdort.errors import OutputError, SdortError, UsageError
 from sdort.machine.disk import existing
 from sdort.machine.input_file import read_input
@@ -30,6 +30,8 @@ from sdort.ops.library import (
 )
 from sdort.staging import held, scratch_folder
 
+_INCLUDES = ("/usr/local/include", "/usr/include")
+"""Where CMake's find_path looks for headers by itself."""
 _TAIL = 30
 """Lines of a failed compiler that are shown."""
 
@@ -162,8 +164,21 @@ def _check(options: BuildOptions) -> None:
         raise UsageError("there is no C++ compiler here", hint="Install one:\n    apt-get install g++")
 
 
+def _tell_download(options: BuildOptions) -> None:
+    """Say that ONNX Runtime's headers are downloaded, where CMake will find none (custom_ops/cmake/headers.cmake)."""
+    places = [Path(place, name) for place in _INCLUDES for name in ("", "onnxruntime", "onnxruntime/core/session")]
+    if options.ort_include or any((place / "onnxruntime_c_api.h").is_file() for place in places):
+        return
+    say(
+        "ONNX Runtime's C headers are not on this machine. apt-get downloads them now, from the mirror of its own "
+        "settings: Debian's package list (10 MB) and libonnxruntime-dev (0.1 MB); nothing is installed. To do without, "
+        "install that package, or give --ort-include FOLDER"
+    )
+
+
 def _compile(options: BuildOptions, staging: Path) -> Build:
     start = time.perf_counter()
+    _tell_download(options)
     work = staging / "work"
     with progress("building the custom operators") as advance:
         configured = _run(["cmake", "-S", str(source_folder()), "-B", str(work), *_definitions(options)])

@@ -103,11 +103,23 @@ def why_foreign(folder: Path) -> str | None:
     others = [place for place in present if place not in own or not is_plain(folder / place)]
     if others:
         return f"holds what sdort did not write there: {named(others)}"
-    hashes = RememberedHashes(folder, "xxh128")
-    changed = [
-        place for place in present if place in listed and not _is_as_listed(folder, place, listed[place], hashes)
-    ]
+    changed = _changed(folder, present, listed)
     return f"holds files that are not as sdort wrote them, edited or damaged: {named(changed)}" if changed else None
+
+
+def changed_files(folder: Path) -> list[str]:
+    """The files of a folder that are not as its list says: edited or damaged since; none where it has no list.
+
+    Raises:
+        BadModelError: the manifest cannot be read.
+    """
+    listed = listed_files(folder) if folder.is_dir() else None
+    return _changed(folder, sorted(places_in(folder)), listed) if listed else []
+
+
+def _changed(folder: Path, present: Sequence[str], listed: Mapping[str, ListedFile]) -> list[str]:
+    hashes = RememberedHashes(folder, "xxh128")
+    return [place for place in present if place in listed and not _is_as_listed(folder, place, listed[place], hashes)]
 
 
 def _is_as_listed(folder: Path, place: str, file: ListedFile, hashes: RememberedHashes) -> bool:

@@ -9,7 +9,14 @@ from datetime import datetime
 from pathlib import Path
 
 from sdort.console import progress, warn
-from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, original_of, unknown_original
+from sdort.engines.original import (
+    as_exported,
+    checkpoint_of,
+    holds_onnx,
+    is_recorded,
+    original_of,
+    unknown_original,
+)
 from sdort.engines.torch import check_checkpoint
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.images import Generated
@@ -17,14 +24,15 @@ from sdort.generation.memory_need import refuse_generation
 from sdort.generation.request import Request
 from sdort.model.component_names import IMAGE_ENCODER
 from sdort.onnx_io.precision_mark import stored_dtype
-from sdort.pipelines.configs import read_manifest
+from sdort.pipelines.configs import MANIFEST, read_manifest
 from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.pipelines.own_files import changed_files
 from sdort.providers.provider import Provider
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
-from sdort.verification.bisection.blame import bisect
+from sdort.verification.bisection.blame import bisect, of_other_models
 from sdort.verification.bisection.tensor_pairs import GraphPair
 from sdort.verification.checks import precision
 from sdort.verification.command_line import VerifyOptions
@@ -130,6 +138,9 @@ def _find_references(
             note = f"not compared with torch: {error.message} ({error.hint})"
     if checkpoint:
         check_checkpoint(checkpoint)
+    for reference in filter(None, (named, options.checkpoint)):
+        if is_recorded(candidate, reference) is False:
+            warn(f"{reference} is not what {candidate} was made from, by its mark in {MANIFEST}")
     if original is None and checkpoint is None:
         unknown = f"it is not known what {candidate} was made from, or that is not on this machine"
         raise unknown_original(candidate, unknown, _NAME_IT)
@@ -273,6 +284,18 @@ def _has_images(run: _Run, component: str) -> bool:
     return component == IMAGE_ENCODER or bool(count_images(run.folder.file(component).signature.inputs))
 
 
+def _why_apart(run: _Run, component: str) -> str | None:
+    """Why the candidate's component is not sdort's result of the original's; None where nothing says so."""
+    for folder in filter(None, (run.folder, run.original)):
+        model = folder.models[component]
+        edited = [place for place in changed_files(folder.path) if (folder.path / place).parent == model.parent]
+        if edited:
+            return f"{folder.path} has files that were edited since sdort wrote them ({', '.join(edited)})"
+    if run.original and is_recorded(run.folder.path, run.original.path) is False:
+        return f"{run.original.path} is not the model that {run.folder.path} was made from"
+    return None
+
+
 def _bisect(run: _Run, comparisons: Sequence[Comparison]) -> None:
     """Search in the first failed comparison of each output with the original's ONNX, the smallest inputs first."""
     outputs: set[str] = set()
@@ -292,7 +315,9 @@ def _bisect(run: _Run, comparisons: Sequence[Comparison]) -> None:
         run.result.searched.append(component)
         try:
             with progress(f"{component}: searching for the node"):
-                run.result.findings.append(bisect(graphs, comparison))
+                finding = bisect(graphs, comparison)
+            reason = _why_apart(run, component)
+            run.result.findings.append(of_other_models(finding, reason) if reason else finding)
         except SdortError as error:  # the comparisons are worth reporting without it
             run.result.missing.append(f"{component}: --bisect cannot tell: {error.message}")
     if not outputs and not all(comparison.passed for comparison in comparisons):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdort.providers import CPU
 from sdort.rewrite.fusion_names import fusion_names
-from sdort.verification.bisection.blame import CAST, FUSION, NODE, BisectionFinding
+from sdort.verification.bisection.blame import CAST, FUSION, NODE, OTHER, BisectionFinding
 from sdort.verification.command_line import VerifyOptions
 
 
@@ -36,6 +36,9 @@ def remedy(
             return "See whether its weights or the provider's kernel differ", again.command_line(candidate)
         if not made_here:
             continue
+        if finding.kind == OTHER:
+            kept = [f"--{precision}"] if precision != "fp32" else []
+            return "Make it again, of this original", _optimize(candidate, original, provider, kept)
         if finding.kind == CAST and precision == "fp16":
             return "Make it again with fp32 where it must", _optimize(candidate, original, provider, ["--fp16", "auto"])
         kept = [f"--{precision}"] if precision != "fp32" else []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import onnx
@@ -27,6 +27,8 @@ from sdort.verification.component_comparison import Comparison
 from sdort.verification.limits import Tolerance
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
+OTHER = "other model"
+"""The two are not of one another, or were edited: what differs is no fault of a fusion."""
 
 
 @dataclass(frozen=True)
@@ -50,7 +52,8 @@ class BisectionFinding:
     output: str
     """The output that is wrong."""
     kind: str
-    """``fusion``, ``cast``, ``node`` (changed by neither), ``sum of errors`` or ``runtime``."""
+    """``fusion``, ``cast``, ``node`` (changed by neither), ``sum of errors``, ``runtime``, or ``other model`` where the
+    candidate was not made of this original, or one of them was edited."""
     message: str
     """The finding in words."""
     node: str | None = None
@@ -91,6 +94,16 @@ def bisect(graphs: GraphPair, failed: Comparison) -> BisectionFinding:
         )
         return BisectionFinding(graphs.component, failed.output, RUNTIME, message)
     return find_cause(graphs, failed.output, divergence, failed.limit)
+
+
+def of_other_models(finding: BisectionFinding, reason: str) -> BisectionFinding:
+    """A finding in two models that are not of one another, or no longer, which blames no fusion.
+
+    Args:
+        reason: why they are not, as a sentence.
+    """
+    message = f"{reason}, so that no fusion is blamed; {finding.message}"
+    return replace(finding, kind=OTHER, message=message, blamed=())
 
 
 def find_cause(graphs: GraphPair, output: str, divergence: Divergence, limit: Tolerance) -> BisectionFinding:
