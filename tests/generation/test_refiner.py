@@ -108,7 +108,7 @@ def test_base_and_refiner_are_those_of_diffusers(
     )  # fmt: skip
     named = (result.refiner, result.refiner_start, result.refiner_hash)
     assert named == ("refiner", 0.6, open_folder(refiner).model_hash)
-    assert "6 steps on cpu, refined by refiner" in summarize(
+    assert f"6 steps of {scheduler} on cpu, refined by refiner" in summarize(
         replace(result, images=[replace(result.images[0], path=Path("a.png"))])
     )
     image = result.images[0].pixels

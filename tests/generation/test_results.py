@@ -106,7 +106,7 @@ def test_the_last_lines_say_what_an_earlier_run_and_a_second_attempt_did() -> No
     before = [Path("1.png"), Path("2.png")]
     some = summarize(replace(generation(image(7)), done_before=before, widened={"unet": "all of it"}))
     assert some.startswith("a.png (2 more of an earlier run): seed 7")
-    assert "5 steps on cpu, in fp32 at the second attempt: unet\n" in some
+    assert "5 steps of DDIM on cpu, in fp32 at the second attempt: unet\n" in some
     none = summarize(replace(generation(), done_before=before))
     assert none == "nothing to draw: 2 images, 1.png to 2.png of an earlier run"
 
