@@ -26,7 +26,7 @@ _SECTIONS = {
     **SECTIONS,
     **RUNTIME,
     **DECODING,
-    "Results": ("output", "quality", "overwrite", "dry_run", "placement", "as_json"),
+    "Results": ("output", "grid", "quality", "overwrite", "dry_run", "placement", "as_json"),
 }
 _COMMON = (
     "prompt", "negative_prompt", "seed", "num_images", "size", "steps", "guidance_scale", "scheduler",
@@ -61,6 +61,7 @@ Examples:
     help="Image to write: .png, .jpg or .webp. Several images get -1, -2, ... before the suffix, or the names of a "
     "template such as {index:03}-{seed}-{prompt}.png. A missing folder is made.",
 )
+@click.option("--grid", is_flag=True, help="Also write one picture of all images with their seeds, NAME-grid.")
 @click.option(
     "--quality",
     type=Whole(QUALITY),

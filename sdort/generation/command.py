@@ -19,11 +19,12 @@ from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.canvas import make_canvas
 from sdort.generation.control_plan import plan_controls
 from sdort.generation.decode import Plan, planner_of
+from sdort.generation.grid import check_grid, save_grid
 from sdort.generation.guard import Guard
 from sdort.generation.image_files import check_sides, save_image
 from sdort.generation.images import Generated
 from sdort.generation.ip_adapter_tokens import check_ip_adapter_images
-from sdort.generation.job import Job, plan_paths
+from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_generation
 from sdort.generation.pipeline import TextToImage, load_pipeline
@@ -141,7 +142,7 @@ class Pipeline:
         """The images of jobs, which are checked before the first one begins."""
         models, device_id = self._models, self._options.device_id
         jobs = [job.for_pipeline(models.folder) for job in jobs]
-        written = jobs[0].output is not None or jobs[0].quality is not None
+        written = jobs[0].output is not None or jobs[0].quality is not None or jobs[0].grid
         paths, needed = plan_paths(jobs) if written else None, 0
         left = find_unfinished(jobs, paths, models.folder) if paths is not None else Unfinished(list(jobs), [], [])
         if not left.jobs and left.record:
@@ -163,6 +164,10 @@ class Pipeline:
     def _run_jobs(self, unfinished: Unfinished, paths: list[Path] | None) -> Generation:
         """The images of jobs, one after the other. One that shows nothing ends the run when all others are done."""
         say_unjudged(self._models.folder, [job.requests[0].safety for job in unfinished.jobs])
+        if unfinished.jobs[0].grid and paths and len(paths) > 1:
+            sizes = [checked_stages(self._models.folder, job.requests[0])[-1].size for job in unfinished.jobs]
+            largest = max(height for height, _ in sizes), max(width for _, width in sizes)
+            check_grid(grid_of(unfinished.jobs[0], paths), largest, len(paths))
         results: list[Generation] = []
         written: list[Path] = []
         bad: list[BadImage] = []
@@ -177,7 +182,9 @@ class Pipeline:
         except BaseException:
             _tell_written(written, unfinished)
             raise
-        return replace(joined(results), done_before=unfinished.done)
+        result = replace(joined(results), done_before=unfinished.done)
+        first = unfinished.jobs[0]
+        return replace(result, grid=_grid(first, result.images, paths)) if first.grid and paths else result
 
     def _generate(self, job: Job, paths: list[Path], written: list[Path], bad: list[BadImage]) -> Generation:
         """The images of a job, whose files are ``paths``, if there are some; they are added to ``written``, and those
@@ -431,6 +438,16 @@ def _case(folder: PipelineFolder, component: str, request: Request, result: Gene
     # ``decoded`` tells of the last ones that were decoded together.
     case = replace(case, batch=(request.num_images - 1) % at_once + 1)
     return planner_of(folder, provider).part_of(case, result.decoded or Plan())
+
+
+def _grid(first: Job, images: Sequence[Image], paths: Sequence[Path]) -> Path | None:
+    """The file of the grid of a run's images; one image needs none."""
+    if len(images) < 2:
+        say("one image needs no grid")
+        return None
+    path = save_grid(grid_of(first, paths), images, overwrite=first.overwrite, quality=first.quality)
+    say(f"wrote {path}, a grid of {len(images)} images")
+    return path
 
 
 def _values(record: GenerationRecord) -> dict[str, Any]:

@@ -96,6 +96,7 @@ WITHOUT_EFFECT = {
     "output": "where the image goes",
     "overwrite": "where the image goes",
     "quality": "how the file is written",
+    "grid": "where the image goes",
     "on_progress": "what is shown meanwhile",
     "cancel": "when the run ends",
     "preview": "what is shown meanwhile",
@@ -279,6 +280,7 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         ) from error
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise BadModelError(f"the record in {path} has no prompt", hint="The file is damaged, or somebody edited it.")
+    _tell_grid(path, record.get("grid"))
     missing = [option for option, name in GIVEN_AGAIN.items() if record.get(name) and option not in given]
     named = "lora" in missing and _names_adapters(record, given)
     if named and "lora_folder" in given:
@@ -308,6 +310,13 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
     listed = {option: _records(record.get(GIVEN_AGAIN[option])) for option in COMPARED}
     return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), listed)
+
+
+def _tell_grid(path: Path, grid: Any) -> None:
+    """Say of a grid that its first image is drawn again."""
+    if isinstance(grid, dict) and isinstance(grid.get("seeds"), list):
+        seeds = one_line(cut(",".join(map(str, grid["seeds"])), 100))
+        say(f"{path} is a grid of {len(grid['seeds'])} images: the first is drawn again (the seeds of all: {seeds})")
 
 
 def _names_adapters(record: Mapping[str, Any], given: Mapping[str, Any]) -> bool:

@@ -252,7 +252,7 @@ def write_image(
     Args:
         quality: from 1 to 100, of JPEG and WebP; by default the format's. WebP of 100 keeps every pixel.
     """
-    texts = {"parameters": parameters_text(record, seed), "sdort": _kept(record, seed)}
+    texts = {"parameters": parameters_text(record, seed), "sdort": json.dumps(kept_record(record, seed))}
     write_pixels(file, pixels, texts, kind, quality)
 
 
@@ -307,11 +307,11 @@ def _exif(texts: dict[str, str], kind: ImageFormat) -> bytes:
     return data
 
 
-def _kept(record: GenerationRecord, seed: int) -> str:
-    """A record as files have it, in JSON."""
+def kept_record(record: GenerationRecord, seed: int) -> dict[str, Any]:
+    """A record as files have it."""
     kept = {name: value for name, value in to_json(record).items() if name not in NOT_KEPT} | {"seed": seed}
     # Whether images were decoded one by one is seen in none of them, and free memory decides it.
     kept["decoded"] = {"tile": record.decoded.tile} if record.decoded and record.decoded.tile else None
     if record.fallback:
         kept["fallback"] = _without_folders(kept["fallback"])
-    return json.dumps(kept)
+    return kept

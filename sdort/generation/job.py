@@ -21,6 +21,7 @@ from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
 from sdort.generation.dynamic_prompts import draw_prompts
 from sdort.generation.from_image import DrawnWith, read_image_options
+from sdort.generation.grid import grid_path
 from sdort.generation.image_files import check_quality, check_texts, free_for_output, numbered, output_paths
 from sdort.generation.input_image import read_image, read_mask
 from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
@@ -60,6 +61,8 @@ class Job:
     """Fields of the requests that the caller left to the pipeline."""
     drawn: DrawnWith | None = None
     """What an image says of how it was drawn, which is to be drawn again."""
+    grid: bool = False
+    """Whether one picture of all images is written too."""
     quality: int | None = None
     """Of JPEG and WebP, from 1 to 100; None for the format's."""
     place: str = ""
@@ -128,11 +131,18 @@ def plan_paths(jobs: Sequence[Job]) -> list[Path]:
     """
     paths = named_paths(jobs)
     check_quality(paths, jobs[0].quality)
+    if jobs[0].grid and len(paths) > 1:
+        free_for_output([grid_of(jobs[0], paths)], jobs[0].overwrite or jobs[0].file is not None)
     for job in jobs:
         for number, request in enumerate(job.requests):
             with job.named(number):
                 check_texts(paths[0], request.texts)
     return paths
+
+
+def grid_of(first: Job, paths: Sequence[Path]) -> Path:
+    """The file of the grid of several images."""
+    return grid_path(paths[0], template=first.output is not None and is_template(str(first.output)))
 
 
 def named_paths(jobs: Sequence[Job]) -> list[Path]:
@@ -304,7 +314,7 @@ def plan_job(
     if drawn:
         settings = settings | drawn.options
         prompt = settings.pop("prompt", prompt)
-    output, quality = settings.pop("output", None), settings.pop("quality", None)
+    output, quality, grid = settings.pop("output", None), settings.pop("quality", None), settings.pop("grid", False)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
     cancel = settings.pop("cancel", None)
     wanted = {name: settings.pop(name, None) for name in PREVIEW_OPTIONS}
@@ -338,7 +348,19 @@ def plan_job(
         _remark_on_files(drawn, {**settings, "lora": requests[0].lora})
     path = None if output is None else Path(output)
     of_lines = _of_requests(requests, images) if lines else ()
-    return Job(requests, path, overwrite, on_progress, cancel, previews, unsaid, drawn, quality, lines=of_lines)
+    return Job(
+        requests,
+        path,
+        overwrite,
+        on_progress,
+        cancel,
+        previews,
+        unsaid,
+        drawn,
+        grid=grid,
+        quality=quality,
+        lines=of_lines,
+    )
 
 
 def _seeds(own: Any, seeds: Sequence[int]) -> Sequence[int]:

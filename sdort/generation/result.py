@@ -137,6 +137,8 @@ class Generation(GenerationRecord):
     """Seconds of the call: its checks, loading where it loads, and the files are in it."""
     done_before: list[Path] = field(default_factory=list)
     """Files of a file of prompts that an earlier run had written, and that stay as they are."""
+    grid: Path | None = None
+    """One picture of all images, if that was asked for."""
     placement: list[Placement] | None = None
     """Where each component's operators ran, if that was asked for."""
     placement_remarks: list[str] = field(default_factory=list, metadata={"json": None})

@@ -149,6 +149,8 @@ class GenerationOptions(TypedDict, total=False):
     ``.webp``. Several images get -1, -2, ... before the suffix, or the names of a template such as
     ``out/{index:03}-{seed}-{prompt}.png``. Its folder is made where it is missing. By default nothing is written: see
     :meth:`Generation.save`."""
+    grid: bool
+    """Also write one picture of all images, with their seeds: beside ``output`` as ``NAME-grid``. Off by default."""
     quality: int | None
     """Of JPEG and WebP, from 1 to 100; 95 by default, and 100 of WebP keeps every pixel."""
     overwrite: bool

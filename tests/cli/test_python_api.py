@@ -197,6 +197,7 @@ def test_the_options_of_a_generation_are_those_of_a_request() -> None:
         "size",
         "lora_folder",
         "wildcards",
+        "grid",
         "output",
         "quality",
         "overwrite",
