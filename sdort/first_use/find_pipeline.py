@@ -10,14 +10,14 @@ from sdort.console import say
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError, nearest_name
 from sdort.exporter.source import holds_lone_control
-from sdort.first_use.given_checkpoint import find_checkpoint, is_hub_id
+from sdort.first_use.given_checkpoint import find_checkpoint, is_file_name, is_hub_id
 from sdort.first_use.making_plan import Making, MakingPlan
 from sdort.first_use.model_names import names, path_of_name
 from sdort.first_use.models import optimized_model, plan_model
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.weight_names import Kind
-from sdort.pipelines.wrong_input import in_home
+from sdort.pipelines.wrong_input import in_home, not_there
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 
@@ -45,7 +45,9 @@ def pipeline_folder(model: str | Path, options: RuntimeOptions) -> Path:
 
 
 def _refuse_misspelt(text: str) -> None:
-    """Refuse what is no path of anything, and nearly a name."""
+    """Refuse what is no path of anything, and nearly a name or meant as a file."""
+    if is_file_name(text) and not text.endswith(".onnx") and not in_home(text).exists():
+        raise not_there(text, DEMO_NAMES)
     if not os.path.lexists(in_home(text)) and (close := nearest_name(text, [*DEMO_NAMES, *names()], _ALIKE)):
         raise UsageError(f"{text} does not exist", hint=f"Is it {close}?")
 

@@ -101,7 +101,12 @@ def _name_of(path: Path) -> str:
 
 def is_hub_id(text: str) -> bool:
     """Whether a text that is no path of something can be a hub id."""
-    return HUB_ID.fullmatch(text) is not None and not in_home(text).parent.is_dir()
+    return HUB_ID.fullmatch(text) is not None and not is_file_name(text) and not in_home(text).parent.is_dir()
+
+
+def is_file_name(text: str) -> bool:
+    """Whether a text ends as the name of a model's file, so that it means a path."""
+    return text.lower().endswith((".safetensors", ".ckpt", ".pt", ".pth", ".onnx", ".gguf"))
 
 
 def downloaded(checkpoint: Checkpoint) -> Checkpoint:

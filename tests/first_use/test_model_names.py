@@ -156,6 +156,8 @@ def test_what_is_exported_first(folder: Path, monkeypatch: pytest.MonkeyPatch) -
     assert is_checkpoint("demo")
     assert is_checkpoint("owner/name")
     assert not is_checkpoint("nothing")
+    with pytest.raises(UsageError, match=r"models/x\.safetensors does not exist"):
+        pipeline_folder("models/x.safetensors", RuntimeOptions())
     assert not is_checkpoint("dream/nothing"), "a folder's, not a hub id"
     (folder / "model.onnx").touch()
     assert not is_checkpoint(folder), "it holds ONNX models"
