@@ -163,6 +163,8 @@ def _advice(path: Path, found: Architecture) -> str:
         case Kind.EMBEDDING:
             command = f"sdort export PIPELINE OUT --embedding {_quoted(path)}"
             return f"It adds a word to prompts. Export it with the pipeline that it is for:\n    {command}"
+        case Kind.UPSCALER:
+            return f"It makes images larger, without an export:\n    sdort upscale IMAGE --model {_quoted(path)}"
         case Kind.TRANSFORMER:
             return EXPORTED
     return f"sdort does not export this kind. {EXPORTED}"

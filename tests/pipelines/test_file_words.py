@@ -116,7 +116,7 @@ ADVICE = {
     Kind.TEXT_ENCODER: "It is one component.",
     Kind.EMBEDDING: "sdort export PIPELINE OUT --embedding 'a b'",
     Kind.TRANSFORMER: "sdort exports Stable Diffusion 1.x",
-    Kind.UPSCALER: "sdort does not export this kind.",
+    Kind.UPSCALER: "sdort upscale IMAGE --model 'a b'",
     Kind.MOTION_MODULE: "sdort does not export this kind.",
 }
 
