@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Takes the pictures of the reports in docs/guide/benchmark.md and docs/guide/verify.md.
+"""Takes the pictures of the report in docs/guide/verify.md.
 
     scripts/report_pictures.py [FOLDER]     FOLDER is docs/images unless given
 
-Optimizes the demo model for the CPU in a temporary folder. `sdort bench` compares it with torch, `sdort verify` with
-its original. Chromium shows their pages, at 1200 pixels in the light and at 420 in the dark. Takes minutes.
+Optimizes the demo model for the CPU in a temporary folder, and `sdort verify` compares it with its original. Chromium
+shows the page, at 1200 pixels in the light and at 420 in the dark. Takes minutes.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ PICTURES = (("light", 1200, 1150), ("dark", 420, 1100))
 COMMANDS = (
     "export demo model",
     "optimize model fast --fp16 --provider cpu",
-    "bench fast --baseline torch --component unet --component pipeline --steps 10 --provider cpu --report bench.html",
     "verify fast --provider cpu --report verify.html",
 )
 
@@ -38,11 +37,10 @@ def main() -> None:
             print(f"==> sdort {command}", flush=True)
             subprocess.run([sys.executable, "-m", "sdort", *command.split()], cwd=name, check=True)
         with opened_browser() as browser:
-            for report in ("bench", "verify"):
-                for colours, width, height in PICTURES:
-                    page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
-                    page.goto((Path(name) / f"{report}.html").as_uri())
-                    page.screenshot(path=target / f"{report}-{width}-{colours}.png")
+            for colours, width, height in PICTURES:
+                page = browser.new_page(viewport={"width": width, "height": height}, color_scheme=colours)
+                page.goto((Path(name) / "verify.html").as_uri())
+                page.screenshot(path=target / f"verify-{width}-{colours}.png")
 
 
 if __name__ == "__main__":

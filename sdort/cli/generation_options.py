@@ -267,7 +267,7 @@ _LARGER: tuple[Option, ...] = (
         "--upscale",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Upscaler that enlarges each finished image: ESRGAN and its kin, as .pth, .safetensors or .onnx.",
+        help="Upscaler for each finished image. It is an ESRGAN or one of its kin, as .pth, .safetensors or .onnx.",
     ),
     click.option(
         "--upscale-by",
