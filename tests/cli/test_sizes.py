@@ -108,8 +108,8 @@ def test_the_shell_completes_schedulers_and_files() -> None:
         [item] = options[name].shell_complete(context, "a")
         assert item.type in ("file", "dir")
     for other in ("bench", "export"):
-        [option] = [each for each in command(other).params if each.name == "scheduler"]  # type: ignore[misc]
-        assert next(item.value for item in option.shell_complete(context, "tc")) == "tcd"
+        [named] = [each for each in command(other).params if each.name == "scheduler"]
+        assert next(item.value for item in named.shell_complete(context, "tc")) == "tcd"
 
 
 def command(name: str) -> click.Command:
