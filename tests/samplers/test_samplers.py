@@ -31,7 +31,7 @@ TRAINED = 100
 """Timesteps of the models here: diffusers' Heun and DPM2 set as many when they are made."""
 BETAS = {"num_train_timesteps": TRAINED, "beta_start": 0.0085, "beta_end": 0.12, "beta_schedule": "scaled_linear"}
 DRAWS = 16
-"""Drawn settings of each class."""
+"""Drawn settings of each class, and three times as many of those with algorithms."""
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,8 @@ def check_times(ours: Any, theirs: Array, tolerance: float) -> None:
 def test_every_sampler_is_diffusers_class(name: str, classes: dict[str, Any]) -> None:
     """Inputs, results and the number of draws; what one of them cannot do the other cannot either."""
     draw, held = random.Random(name), 0
-    for _ in range(DRAWS):
+    draws = DRAWS * (3 if "algorithm_type" in SAMPLER_CLASSES[name].settings else 1)
+    for _ in range(draws):
         config, steps = drawn_config(name, draw), draw.choice(STEPS)
         assert foreign_settings(name, config) == []
         eta = draw.choice([None, 0.0, 0.5, 1.0]) if name in ("DDIMScheduler", "TCDScheduler") else None
@@ -172,6 +173,8 @@ def test_every_sampler_is_diffusers_class(name: str, classes: dict[str, Any]) ->
         except STUMBLES:
             finite = False
         if not finite:
+            if ends_in_place(make):
+                continue
             with pytest.raises((ValueError, ArithmeticError)):
                 walk(make(), part)
             continue
@@ -181,7 +184,13 @@ def test_every_sampler_is_diffusers_class(name: str, classes: dict[str, Any]) ->
         assert (ours.order, ours.trained, ours.prediction) == (theirs.order, theirs.trained, theirs.prediction)
         np.testing.assert_allclose(ours.shares, theirs.shares, rtol=2e-3 if config.get(ZERO_SNR) else 1e-4, atol=1e-7)
         held += 1
-    assert held > DRAWS / 2
+    assert held > draws / 2
+
+
+def ends_in_place(make: Callable[[], Any]) -> bool:
+    """Whether the last step has no length: 0 / 0 in diffusers, where sdort's stays where it is."""
+    sigmas = getattr(make(), "sigmas", [1.0, 0.0])
+    return bool(sigmas[-1] > 0 and abs(sigmas[-1] / sigmas[-2] - 1) < 1e-6)
 
 
 def tolerance_of(config: dict[str, Any]) -> float:
