@@ -93,7 +93,7 @@ def main() -> None:
     if not checkpoint.is_file():
         subprocess.run([sys.executable, ROOT / "scripts" / "demo_as_sd1.py", checkpoint], check=True)
     with server(home, given.work) as address, opened_browser() as browser:
-        page = browser.new_page(viewport={"width": 1480, "height": 760}, color_scheme="dark")
+        page = browser.new_page(viewport={"width": 1480, "height": 800}, color_scheme="dark")
         photograph(page, address, given.out)
 
 
