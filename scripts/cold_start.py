@@ -91,16 +91,16 @@ def work(args: argparse.Namespace) -> int:
     opening: float = 0.0
     files: list[str] = []
 
-    def opened(asked: Mapping[str, tuple[Path, Any]], *rest: Any) -> Any:
+    def opened(asked: Mapping[str, tuple[Path, Any]], *rest: Any, **options: Any) -> Any:
         nonlocal opening
         opening = time.time()
         files.extend(str(file) for path, _ in asked.values() for file in sorted(path.parent.glob("model.onnx*")))
-        return timed(phases, "sessions", lambda: open_sessions(asked, *rest))
+        return timed(phases, "sessions", lambda: open_sessions(asked, *rest, **options))
 
     open_sessions, assemble, save = pipeline.open_side_by_side, pipeline.assemble, command.save_image
     pipeline.open_side_by_side = opened
-    pipeline.assemble = lambda *given: timed(phases, "putting together", lambda: assemble(*given))
-    command.save_image = lambda *given: timed(phases, "PNG", lambda: save(*given))
+    pipeline.assemble = lambda *given, **options: timed(phases, "putting together", lambda: assemble(*given, **options))
+    command.save_image = lambda *given, **options: timed(phases, "PNG", lambda: save(*given, **options))
     before = time.time()
     with tempfile.TemporaryDirectory() as folder:
         result = command.run(

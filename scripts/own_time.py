@@ -1,0 +1,120 @@
+#!/usr/bin/env python3
+"""Seconds of an image beside those of its stages: what `Pipeline.generate` takes for itself, after the first image.
+
+    python scripts/own_time.py PIPELINE [--provider cuda] [--graph] [--images 20] [--steps 20] [--size WxH]
+        [--diffusers] [--most 1.03] [--json FILE]
+
+Each round draws one image with `sdort.load(PIPELINE).generate` and, with --diffusers, one with diffusers' pipeline on
+the same components (sdort.integrations.diffusers). Medians are printed. It also counts the processes that a later
+`generate` starts and the files that it opens. The exit code is 1 if the whole is more than --most times the stages, a
+process starts or a file is opened.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import sdort
+
+PROMPT = "a photograph of a red fox in the snow"
+KERNEL = ("/proc/", "/sys/")
+"""Where the kernel tells how much memory is free: no files of a disk."""
+
+
+def main() -> int:
+    args = arguments()
+    sdort.set_verbosity(0)
+    options: dict[str, Any] = {"steps": args.steps, "seed": 1, "size": args.size}
+    pipeline = sdort.load(args.pipeline, provider=args.provider, graph=args.graph)
+    draw = {"generate": lambda: pipeline.generate(PROMPT, **options)}
+    if args.diffusers:
+        draw["diffusers"] = in_diffusers(args)
+    for each in draw.values():
+        each()
+    seen = Watch()
+    drawn = [draw["generate"]()]
+    seen.on = False
+    whole: dict[str, list[float]] = {name: [] for name in draw}
+    for _ in range(args.images):
+        for name, each in draw.items():
+            begun = time.perf_counter()
+            result = each()
+            whole[name].append(time.perf_counter() - begun)
+            if name == "generate":
+                drawn.append(result)
+    stages = [{name: getattr(one.seconds, name) for name in ("encode", "denoise", "decode")} for one in drawn[1:]]
+    found = {name: median(each[name] for each in stages) for name in stages[0]}
+    found["stages"] = median(sum(each.values()) for each in stages)
+    found |= {name: median(times) for name, times in whole.items()}
+    ratio = median(time / sum(each.values()) for time, each in zip(whole["generate"], stages, strict=True))
+    for name, seconds in found.items():
+        print(f"{name:12} {seconds * 1000:10.1f} ms")
+    print(f"generate / stages {ratio:.3f}, at most {args.most}")
+    print(f"a later generate starts {len(seen.processes)} processes and opens {len(seen.files)} files")
+    for each in [*seen.processes, *seen.files]:
+        print(f"    {each}")
+    if args.json:
+        told = {"seconds": found, "ratio": ratio, "processes": seen.processes, "files": seen.files}
+        args.json.write_text(json.dumps(told, indent=2))
+    return int(ratio > args.most or bool(seen.processes or seen.files))
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("pipeline", type=Path)
+    parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
+    parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--images", type=int, default=20)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--size")
+    parser.add_argument("--diffusers", action="store_true")
+    parser.add_argument("--most", type=float, default=1.03)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def in_diffusers(args: argparse.Namespace) -> Callable[[], Any]:
+    """A function that draws the same image by diffusers' loop."""
+    import torch
+
+    from sdort.integrations.diffusers import load_pipeline
+
+    pipeline = load_pipeline(args.pipeline, provider=args.provider, graph=args.graph)
+    pipeline.set_progress_bar_config(disable=True)
+    size = {}
+    if args.size:
+        size = dict(zip(("width", "height"), map(int, args.size.split("x")), strict=True))
+
+    def draw() -> Any:
+        return pipeline(PROMPT, num_inference_steps=args.steps, generator=torch.Generator().manual_seed(1), **size)
+
+    return draw
+
+
+class Watch:
+    """Python's audit events of processes that are started and files that are opened, while ``on``."""
+
+    def __init__(self) -> None:
+        self.on = True
+        self.processes: list[str] = []
+        self.files: list[str] = []
+        sys.addaudithook(self.see)
+
+    def see(self, event: str, arguments: tuple[Any, ...]) -> None:
+        if not self.on:
+            return
+        if event in ("subprocess.Popen", "os.fork", "os.posix_spawn", "os.exec"):
+            self.processes.append(f"{event} {arguments[:1]}")
+        if event == "open" and not isinstance(arguments[0], int) and not str(arguments[0]).startswith(KERNEL):
+            self.files.append(str(arguments[0]))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

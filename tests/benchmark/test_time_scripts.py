@@ -1,0 +1,42 @@
+"""The scripts that time a run: its start (cold_start.py), and what it takes beside its stages (own_time.py)."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.script_modules import SCRIPTS
+from support.tiny_pipeline import Tiny
+
+pytestmark = pytest.mark.long
+
+
+def said(script: str, *arguments: object) -> tuple[int, str]:
+    command = [sys.executable, str(SCRIPTS / script), *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    return done.returncode, done.stdout + done.stderr
+
+
+def test_the_phases_of_a_start_add_up(tiny: Tiny, tmp_path: Path) -> None:
+    code, words = said("cold_start.py", tiny.onnx, "--processes", 1, "--json", tmp_path / "found.json")
+    assert code == 0, words
+    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    assert sum(found["phases"].values()) == pytest.approx(found["whole"])
+    assert {"sessions", "putting together", "PNG", "first step", "decoder"} <= found["phases"].keys()
+    assert found["bytes"] == sum(file.stat().st_size for file in tiny.onnx.glob("*/model.onnx*"))
+
+
+def test_a_later_image_starts_no_process_and_opens_no_file(tiny: Tiny, tmp_path: Path) -> None:
+    options = ("--images", 2, "--steps", 2, "--most", 1e9, "--diffusers", "--json", tmp_path / "found.json")
+    code, words = said("own_time.py", tiny.onnx, *options)
+    assert code == 0, words
+    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    assert (found["processes"], found["files"]) == ([], [])
+    assert 0 < found["seconds"]["stages"] < found["seconds"]["generate"]
+    code, words = said("own_time.py", tiny.onnx, "--images", 1, "--steps", 1, "--most", 0.5)
+    assert code == 1
+    assert "at most 0.5" in words
