@@ -26,6 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import torch
 from demo_words import caption_words
 from support.ldm_files import State, ldm_unet, ldm_vae, load_part, old_clip_names, save, with_prefix
+from torch import Tensor
 
 import sdort.demo
 from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
@@ -52,8 +53,6 @@ TEXT: dict[str, Any] = {
 }  # fmt: skip
 UNET_HEADS, TEXT_HEADS, VAE_HEADS = (2, 8), (4, 12), (1, 1)
 """Heads of the demo and of the wide model."""
-
-Tensor = torch.Tensor
 
 
 def repeated(tensor: Tensor, dim: int, size: int, *, read: bool = False) -> Tensor:

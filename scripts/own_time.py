@@ -33,7 +33,7 @@ def main() -> int:
     sdort.set_verbosity(0)
     options: dict[str, Any] = {"steps": args.steps, "seed": 1, "size": args.size}
     pipeline = sdort.load(args.pipeline, provider=args.provider, graph=args.graph)
-    draw = {"generate": lambda: pipeline.generate(PROMPT, **options)}
+    draw: dict[str, Callable[[], Any]] = {"generate": lambda: pipeline.generate(PROMPT, **options)}
     if args.diffusers:
         draw["diffusers"] = in_diffusers(args)
     for each in draw.values():
@@ -54,12 +54,12 @@ def main() -> int:
     found["stages"] = median(sum(each.values()) for each in stages)
     found |= {name: median(times) for name, times in whole.items()}
     ratio = median(time / sum(each.values()) for time, each in zip(whole["generate"], stages, strict=True))
-    for name, seconds in found.items():
-        print(f"{name:12} {seconds * 1000:10.1f} ms")
+    for stage, seconds in found.items():
+        print(f"{stage:12} {seconds * 1000:10.1f} ms")
     print(f"generate / stages {ratio:.3f}, at most {args.most}")
     print(f"a later generate starts {len(seen.processes)} processes and opens {len(seen.files)} files")
-    for each in [*seen.processes, *seen.files]:
-        print(f"    {each}")
+    for line in [*seen.processes, *seen.files]:
+        print(f"    {line}")
     if args.json:
         told = {"seconds": found, "ratio": ratio, "processes": seen.processes, "files": seen.files}
         args.json.write_text(json.dumps(told, indent=2))

@@ -14,12 +14,13 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 from support.browser import opened_browser
 
-PICTURES = (("light", 1200, 1150), ("dark", 420, 1100))
+PICTURES: tuple[tuple[Literal["light", "dark"], int, int], ...] = (("light", 1200, 1150), ("dark", 420, 1100))
 """Colours, and the width and height of the window in pixels."""
 COMMANDS = (
     "export demo model",

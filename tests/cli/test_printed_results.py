@@ -121,7 +121,7 @@ def test_a_plan_that_does_not_fit_is_told_before_the_error_which_holds_it(as_jso
 # Caches
 
 
-def entry(kind: str, name: str, size: int, age: int, **state: bool) -> CacheEntry:
+def entry(kind: str, name: str, size: int, age: int, **state: Any) -> CacheEntry:
     return CacheEntry(kind, name, Path("/caches") / kind / name, size, age, **state)
 
 

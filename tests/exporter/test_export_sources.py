@@ -165,10 +165,10 @@ def test_a_download(
 
     monkeypatch.setattr(open_source, "run_worker", run)
     if problem is None:
-        assert open_source._download("a/b", variant, True, local=local) == Path("/x")
+        assert open_source.download_pipeline("a/b", variant, True, local=local) == Path("/x")
     else:
         with pytest.raises(SdortError) as caught:
-            open_source._download("a/b", variant, True, local=local)
+            open_source.download_pipeline("a/b", variant, True, local=local)
         assert caught.value.message == f"cannot load a/b from the hub ({problem})"
         assert str(caught.value.hint).startswith("--dry-run downloads nothing" if local else hint)
     task = {"model": "a/b", "variant": variant, "allow_pickle": True, "local": local}

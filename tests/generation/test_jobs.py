@@ -135,7 +135,8 @@ def test_the_sampler_is_exchanged_where_nothing_is_said_of_the_sampling(
 
     monkeypatch.setattr(job, "usual_sampling", usual)
     folder: Any = SimpleNamespace(models={}, scheduler={"_class_name": "Own"})
-    [request] = plan_job("a", {"seed": 1, **given}).for_pipeline(folder).requests
+    options: Any = {"seed": 1, **given}
+    [request] = plan_job("a", options).for_pipeline(folder).requests
     assert seen == [asked]
     assert request.scheduler == ("unipc" if exchanged else given.get("scheduler"))
     assert request.steps == given.get("steps", 7)

@@ -232,7 +232,8 @@ def test_an_image_is_that_of_each_steps_own_text(
     parts: list[tuple[list[str], float]], tiny: Tiny, monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
     pipeline = opened(tiny.onnx)
-    request = Request(prompt, negative, STEPS, scale, 64, 64, seed=3, scheduler=scheduler)
+    sampling: Any = {"steps": STEPS, "guidance_scale": scale, "seed": 3, "scheduler": scheduler}
+    request = Request(prompt, negative, width=64, height=64, **sampling)
     loaded = load_scheduler(tiny.onnx / "scheduler", scheduler)
     expected = image_by_step_texts(
         tiny.pipeline, loaded, unwanted, parts, scale=scale, steps=STEPS, size=(64, 64), seed=3
@@ -248,7 +249,7 @@ def test_an_image_is_that_of_each_steps_own_text(
 
 def test_prompts_that_change_share_calls(tiny: Tiny) -> None:
     prompts = ("[a|b] cat", "dog", "[x BREAK y:z:2]")
-    requests = [Request(text, "[fog:rain:1]", STEPS, seed=5) for text in prompts]
+    requests = [Request(text, "[fog:rain:1]", steps=STEPS, seed=5) for text in prompts]
     together = list(opened(tiny.onnx).generate_all(requests))
     for request, image in zip(requests, together, strict=True):
         [alone] = opened(tiny.onnx).generate(request)
@@ -269,7 +270,7 @@ def test_prompts_that_change_share_calls(tiny: Tiny) -> None:
 def test_forms_without_effect_are_told(
     prompt: str, negative: str, message: str, tiny: Tiny, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    first_conditions(opened(tiny.onnx), [Request(prompt, negative, STEPS)])
+    first_conditions(opened(tiny.onnx), [Request(prompt, negative, steps=STEPS)])
     told = " ".join(capsys.readouterr().err.split())
     assert message in told
     assert told.count("warning:") == bool(message)

@@ -17,12 +17,12 @@ from PIL import Image
 from support.noting import noting
 
 from sdort.errors import CancelledError, OutputError, ParityError, UsageError
-from sdort.generation import command, job, prompts
+from sdort.generation import command, ip_adapter_tokens, job, prompts
+from sdort.generation.clip_pixels import resized as resized_sides
 from sdort.generation.command import BadImage, _case, _refuse_bad, _shown_progress, _with_placement
 from sdort.generation.control_choice import ControlChoice, _pairs, parse_control_choice
 from sdort.generation.image_files import _check_place, _free_paths
 from sdort.generation.ip_adapter_choice import IpAdapterChoice
-from sdort.generation.ip_adapter_tokens import _resized
 from sdort.generation.job import Job, _plan_lines, _read_files, _remark_on_files, _within_limit
 from sdort.generation.last_lines import _seeds
 from sdort.generation.output_names import FIELDS, _parts, plain_name
@@ -211,15 +211,15 @@ def test_a_control_whose_numbers_are_part_of_a_name(tmp_path: Path) -> None:
      ((10, 320), (24, 768))],
 )  # fmt: skip
 def test_an_image_for_the_encoder_keeps_its_sides(size: tuple[int, int], resized: tuple[int, int]) -> None:
-    assert _resized(image(*size), 24) == resized
+    assert resized_sides(size, 24) == resized
 
 
 def test_an_image_for_the_encoder_is_not_a_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdort.generation.ip_adapter_tokens.LONGEST", 3)
-    assert _resized(image(10, 30), 8) == (8, 24)
+    monkeypatch.setattr(ip_adapter_tokens, "LONGEST", 3)
+    ip_adapter_tokens._refuse_thin(image(10, 30))
     for size, shown in (((10, 31), "31x10"), ((31, 10), "10x31")):
         with pytest.raises(UsageError, match=f"has {shown} pixels, which is too long"):
-            _resized(image(*size), 8)
+            ip_adapter_tokens._refuse_thin(image(*size))
 
 
 def test_choices_are_taken_as_they_are_or_read(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_an_image_says_what_enlarged_it(
     again = sdort.run(tiny.onnx, from_image=tmp_path / "a.png", output=tmp_path / "b.png", provider="cpu")
     assert again.upscale is None
     assert "was enlarged by twice in the end" in capsys.readouterr().err
-    passes = {"hires": 2, "hires_strength": 0.5, "hires_upscaler": model}
+    passes: dict[str, Any] = {"hires": 2, "hires_strength": 0.5, "hires_upscaler": model}
     folder = with_encoder(tiny, tmp_path / "whole")
     sdort.run(folder, "a cat", output=tmp_path / "c.png", **passes, **options)
     with pytest.raises(UsageError, match="files that are not in it: twice"):

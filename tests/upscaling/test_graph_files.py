@@ -12,6 +12,7 @@ from support import upscalers
 from sdort.errors import BadModelError
 from sdort.onnx_io.save import save_model
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime import probe, session
 from sdort.upscaling import upscaler as opening
 from sdort.upscaling.kept_upscaler import HalfOverflowError
 from sdort.upscaling.upscaler import open_upscaler
@@ -95,9 +96,9 @@ def test_weights_beyond_fp16_run_in_fp32(
     upscalers.write_state(weights, state)
     with pytest.raises(HalfOverflowError, match="fp16 cannot hold values of 1"):
         open_upscaler(weights, CPU, "fp16")
-    provider, _ = opening.choose_provider(CPU)
+    provider, _ = probe.choose_provider(CPU)
     on_gpu = type("Gpu", (), {"name": "cpu", "on_gpu": True})
-    opened = opening.open_or_fall_back
+    opened = session.open_or_fall_back
     monkeypatch.setattr(opening, "choose_provider", lambda options: (on_gpu, None))
     monkeypatch.setattr(
         opening, "open_or_fall_back", lambda file, name, _, options: opened(file, name, provider, options)
