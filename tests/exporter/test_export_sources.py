@@ -61,7 +61,7 @@ def test_a_file_is_read_by_its_kind(
     monkeypatch.setattr(open_source, "recognise_file", stub(asked, "kind", SimpleNamespace(kind=kind)))
 
     def opened() -> Any:
-        return open_source._open(str(path), tmp_path, "fp16", True, True, replaced)
+        return open_source._open(str(path), tmp_path, "fp16", False, True, replaced)
 
     if kind in (Kind.CHECKPOINT, Kind.UNET):
         assert opened() == "single_file_source"
@@ -85,7 +85,9 @@ def test_a_source_by_its_name(calls: Any, tmp_path: Path, monkeypatch: pytest.Mo
     for name in ("stage", "hub", "folder", "autoencoder", "owner"):
         Path(name).mkdir()
     monkeypatch.setattr(open_source, "holds_vae", lambda path: path.name == "autoencoder")
-    monkeypatch.setattr(open_source, "_download", lambda *given, **options: calls.append((*given, options)) or hub)
+    monkeypatch.setattr(
+        open_source, "download_pipeline", lambda *given, **options: calls.append((*given, options)) or hub
+    )
     monkeypatch.setattr(open_source, "not_there", lambda model, names: UsageError(f"{model} of {len(names)}"))
 
     def opened(model: str, downloads: bool = True, **replaced: Any) -> Any:
@@ -341,7 +343,8 @@ def test_a_controlnet_as_a_source(
     found = single_source.control_source(Path("a/c.safetensors"), tmp_path)
     assert json.loads((tmp_path / "controlnet" / "config.json").read_text()) == config
     index = {"_class_name": "ControlNetModel", "controlnet": ["diffusers", "ControlNetModel"]}
-    assert found == Source("c.safetensors", tmp_path, index, tensors={"controlnet": weights})  # type: ignore[dict-item]
+    path = Path("a/c.safetensors")
+    assert found == Source(path.name, tmp_path, index, tensors={"controlnet": weights}, file=path)  # type: ignore[dict-item]
     assert ("means over the image" in capsys.readouterr().err) == pooled
 
 

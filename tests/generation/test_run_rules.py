@@ -541,7 +541,7 @@ def test_jobs_take_the_files_in_turns_and_tell_what_is_written(
 
     monkeypatch.setattr(command, "previewing", previewing)
     monkeypatch.setattr(command, "joined", Joined)
-    one: Any = SimpleNamespace(file=None, requests=[SimpleNamespace(safety=None)])
+    one: Any = SimpleNamespace(file=None, requests=[SimpleNamespace(safety=None)], grid=False)
     jobs: list[Any] = [SimpleNamespace(images=count, previews=f"p{count}", **vars(one)) for count in (2, 1)]
     paths = [Path(name) for name in "abc"]
     done: list[Any] = []
@@ -586,8 +586,9 @@ def test_placement_is_of_every_component_and_all_images(monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "_case", case)
     monkeypatch.setattr(command, "measure_cases", lambda *given: [given])
     monkeypatch.setattr(command, "remarks", lambda measured, provider: [f"{measured[0][1][0]} {provider}"])
-    folder = SimpleNamespace(name="folder", models="models", vae_factor=8)
-    sessions = {name: SimpleNamespace(provider=f"{name} provider") for name in ("unet", "vae_decoder")}
+    parts = ("unet", "vae_decoder")
+    folder = SimpleNamespace(name="folder", models="models", vae_factor=8, compared=("text_encoder", *parts))
+    sessions = {name: SimpleNamespace(provider=f"{name} provider") for name in parts}
     result: Any = FakeResult()
     requests = [Request("a", num_images=2), Request("b", num_images=3)]
     models: Any = SimpleNamespace(folder=folder, sessions=sessions)
