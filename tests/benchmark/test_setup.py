@@ -83,7 +83,7 @@ def test_both_sides_of_a_size_are_multiples(size: tuple[int, int], ok: bool) -> 
             (batch, *each) for batch in (1, 3) for each in ((64, 64), size)
         ]
         return
-    with pytest.raises(UsageError, match=rf"--size {size[0]}x{size[1]}: height and width must be multiples of 8"):
+    with pytest.raises(UsageError, match=rf"--size {size[1]}x{size[0]}: width and height must be multiples of 8"):
         plan_cases(Path("x"), ["unet"], engines, options)
 
 

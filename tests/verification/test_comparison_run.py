@@ -52,6 +52,7 @@ def folder_of(
         "default_size": (64, 96),
         "vae_factor": 8,
         "family": SimpleNamespace(aesthetic=False, encoders=()),
+        "compared": list(values.get("models", models)),
         "file": lambda component: SimpleNamespace(
             graph=f"{name} {component}", signature=SimpleNamespace(inputs={"encoder_hidden_states": "context"})
         ),
@@ -451,10 +452,11 @@ def test_what_is_recorded_is_what_was_asked_for(monkeypatch: Patch) -> None:
 STEPS = [{"timestep": np.array([number], np.float32), "sample": np.array([number])} for number in (90, 70, 50, 30, 10)]
 
 
+@pytest.mark.parametrize("scores", [True, False])
 @pytest.mark.parametrize("images", [True, False])
 @pytest.mark.parametrize("negative", [True, False])
 def test_recorded_inputs_are_of_some_steps_of_the_first_prompts(
-    negative: bool, images: bool, monkeypatch: Patch
+    negative: bool, images: bool, scores: bool, monkeypatch: Patch
 ) -> None:
     texts = [{"ids": 1}, {"ids": 2}][: 1 + negative]
     fed: dict[str, Any] = {
@@ -473,14 +475,20 @@ def test_recorded_inputs_are_of_some_steps_of_the_first_prompts(
         def generate(self, request: Any, on_step: Any) -> Iterator[Any]:
             for seed in (5, 6):
                 made.append(f"{request.prompt} {seed}")
-                yield Drawn(seed=seed, problem="black" if request.prompt == "b" else None)
+                yield Drawn(seed=seed, pixels=f"drawn {seed}", problem="black" if request.prompt == "b" else None)
+
+    def checker(checked: Any) -> Any:
+        assert checked is folder
+        return SimpleNamespace(feeds=lambda pixels: {"clip": pixels})
 
     monkeypatch.setattr(recorded_inputs, "Recording", Recorder)
+    monkeypatch.setattr(recorded_inputs, "SafetyChecker", checker)
     monkeypatch.setattr(recorded_inputs, "open_text_to_image", lambda folder, _: ("pipeline of", folder.path))
     monkeypatch.setattr(recorded_inputs, "encoder_input", lambda image: f"seen {image.seed}")
     encoders = [SimpleNamespace(component=name) for name in ("text_encoder", "text_encoder_2")]
     folder = folder_of(
-        models=("unet", "vae_encoder"),
+        models=("unet", "vae_encoder", "safety_checker"),
+        compared=["unet", "vae_encoder"] + ["safety_checker"] * scores,
         family=SimpleNamespace(encoders=encoders),
         file=lambda name: SimpleNamespace(signature=SimpleNamespace(inputs={"pixels": 0, "other": 0})),
     )
@@ -508,6 +516,11 @@ def test_recorded_inputs_are_of_some_steps_of_the_first_prompts(
     assert [(each.label, each.feeds) for each in run.inputs["vae_encoder"]] == [  # type: ignore[comparison-overlap]
         ("prompt 1, its image", {"pixels": "seen 5"})
     ]
+    # A safety checker that gives its decision alone is not compared.
+    assert ("safety_checker" in run.inputs) == scores
+    assert [(each.label, each.feeds) for each in run.inputs.get("safety_checker", [])] == [  # type: ignore[comparison-overlap]
+        ("prompt 1, its image", {"clip": "drawn 5"})
+    ] * scores
     assert {each.kind for inputs in run.inputs.values() for each in inputs} == {"recorded"}
 
 
