@@ -435,10 +435,14 @@ def test_an_error_leaves_what_was_to_be_explained_until_then(quiet: bool, printe
     assert printed == []
 
 
+@pytest.mark.parametrize("here", [False, True])
 @pytest.mark.parametrize("left_out", [None, INDEX, "text_encoder", "unet", "vae_decoder"])
 def test_a_whole_pipeline_is_run_next_and_all_else_is_looked_at(
-    left_out: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    left_out: str | None, here: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A pipeline of a provider that does not work on this machine is compared with its original."""
+    working = {"migraphx": here}
+    monkeypatch.setattr("sdort.optimizer.provider_choice.runs_here", working.__getitem__)
     monkeypatch.setattr("sdort.engines.default_prompts.short_prompt", lambda out: f"a star in {out.name}")
     out = tmp_path / "the out"
     out.mkdir()
@@ -448,8 +452,9 @@ def test_a_whole_pipeline_is_run_next_and_all_else_is_looked_at(
     names = ("text_encoder", "text_encoder_2", "unet", "vae_decoder")
     report.components = {name: ComponentReport(name) for name in names if name != left_out}
     run = f"sdort run '{out}' --provider migraphx --prompt 'a star in the out'"
+    compare = f"sdort verify '{out}'"
     look = f"sdort inspect --diff 'the in' '{out}'"
-    assert optimize._next(report) == (run if left_out is None else look)
+    assert optimize._next(report) == (look if left_out else run if here else compare)
 
 
 @pytest.mark.parametrize(
@@ -634,17 +639,29 @@ def test_a_signature_is_told_with_its_holder(as_json: bool, printed: Printed, mo
     assert printed == [("emit_json", found) if as_json else ("conclude", text)]
 
 
+@pytest.mark.parametrize(
+    ("against", "checkpoint", "compared"),
+    [
+        ("model", None, "fast against model (ONNX)"),
+        (None, "mine.safetensors", "fast against mine.safetensors (torch in fp32)"),
+        ("model", "mine.safetensors", "fast against model (ONNX) and mine.safetensors (torch in fp32)"),
+    ],
+)
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("passed", [False, True])
-def test_a_verification_is_concluded_where_it_passed(
-    passed: bool, verbose: bool, printed: Printed, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_verification_says_what_it_compared_and_is_concluded_where_it_passed(
+    passed: bool, verbose: bool, against: str | None, checkpoint: str | None, compared: str,
+    printed: Printed, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
     module = "sdort.verification.report.text"
     monkeypatch.setattr(console, "verbosity", lambda: console.VERBOSE if verbose else console.NORMAL)
     monkeypatch.setattr(f"{module}.tables", lambda result: ["t", "u"])
     monkeypatch.setattr(f"{module}.notes", lambda result, every: [f"every {every}"])
     monkeypatch.setattr(f"{module}.finding_lines", lambda result: ["finding"])
-    result: Any = SimpleNamespace(passed=passed, verdict="well", next_command="sdort run")
+    result: Any = SimpleNamespace(
+        candidate="fast", against=against, checkpoint=checkpoint, passed=passed, verdict="well",
+        next_command="sdort run",
+    )  # fmt: skip
     _show(result)
-    lines = [("show", text) for text in ("t", "u", "", f"every {verbose}", "finding")]
+    lines = [("show", text) for text in (compared, "t", "u", "", f"every {verbose}", "finding")]
     assert printed == lines + ([("conclude", "well", "sdort run")] if passed else [])

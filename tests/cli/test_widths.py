@@ -19,9 +19,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+import numpy as np
 import pytest
 from click.testing import CliRunner
+from PIL import Image
 from rich.console import Console, RenderableType
+from support import upscalers
 
 import sdort
 from sdort import console, optimize
@@ -198,12 +201,13 @@ CHECKED = (
     "remove quick",
     "optimize {model} {out} --provider cpu --component text_encoder --explain",
     "run {fast} --provider cpu --prompt x --steps 1 --output {out}.png",
+    "upscale {image} --model {upscaler} --provider cpu --output {out}.png",
     "warm {fast} --provider cpu --component text_encoder --size 64x64",
     "bench {fast} --provider cpu --baseline {model} --component text_encoder --warmup 0 --repeat 2 --size 64x64",
     "verify {fast} --against {model} --provider cpu --component text_encoder --no-torch --inputs random",
 )
-NO_TABLE = ("tuning", "run", "integrate", "add", "remove")
-"""No bundle is kept, images are two lines, and a folder or a name is one."""
+NO_TABLE = ("tuning", "run", "upscale", "integrate", "add", "remove")
+"""No bundle is kept, images are lines, and a folder or a name is one."""
 
 
 @pytest.mark.parametrize("words", CHECKED)
@@ -219,7 +223,10 @@ def test_what_a_command_prints_fits(
         (comfyui / place).mkdir(parents=True)
     for place in ("main.py", "nodes.py", "comfy/sd.py"):
         (comfyui / place).touch()
-    places = folders | {"{out}": tmp_path / "out", "{comfyui}": comfyui}
+    image, upscaler = tmp_path / "image.png", tmp_path / "upscaler.safetensors"
+    Image.new("RGB", (16, 8)).save(image)
+    upscalers.write_state(upscaler, upscalers.compact_state(np.random.default_rng(0)))
+    places = folders | {"{out}": tmp_path / "out", "{comfyui}": comfyui, "{image}": image, "{upscaler}": upscaler}
     for key, path in places.items():
         words = words.replace(key, str(path))
     printed = run(monkeypatch, *words.split(), code=ProviderError.exit_code if words.endswith("rocm") else 0)

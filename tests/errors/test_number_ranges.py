@@ -35,8 +35,12 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "MASK_BLUR": (0, 256),
     "MASK_PADDING": (0, 16384),
     "HIRES": (1.0, 8.0),
+    "UPSCALE_TILE": (64, 4096),
+    "UPSCALE_BY": (0.1, 32.0),
+    "UPSCALE_SCALE": (0.1, 32.0),
     "HIRES_STRENGTH": (0.0, 1.0),
     "HIRES_STEPS": (1, 1000),
+    "QUALITY": (1, 100),
     "NUM_IMAGES": (1, 10_000),
     "IMAGES_AT_ONCE": (1, 1024),
     "BATCH_SIZE": (1, 1024),
@@ -54,10 +58,12 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "EXPECT": (0, 1_000_000),
     "BUDGET": (0.0, 366 * 86400.0),
     "OLDER_THAN": (0.0, 100 * 366 * 86400.0),
+    "CACHE_LIMIT": (0, 2**60),
 }
-NAMES = {"GUIDANCE": "guidance_scale", "SIZE_SIDE": "size", "ADAPTER_SCALE": "lora"}
+NAMES = {"GUIDANCE": "guidance_scale", "SIZE_SIDE": "size", "ADAPTER_SCALE": "lora", "CACHE_LIMIT": "limit"}
 """Parameters that are not called as their range."""
 NAMES |= dict.fromkeys(("CONTROL_SCALE", "CONTROL_START", "CONTROL_END"), "control")
+NAMES |= {"UPSCALE_TILE": "tile", "UPSCALE_SCALE": "scale"}
 NAMES |= {**dict.fromkeys(("STATIC_BATCH", "STATIC_SIDE"), "static"), "IP_ADAPTER_SCALE": "ip_adapter_image"}
 
 
