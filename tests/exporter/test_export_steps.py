@@ -172,15 +172,16 @@ def test_options_reach_the_source(downloads: bool, monkeypatch: pytest.MonkeyPat
     assert given["downloads"]
 
 
+@pytest.mark.parametrize("checker", [True, False])
 @pytest.mark.parametrize("names", [("unet",), ("vae_decoder",), ("vae_decoder", "unet")])
 @pytest.mark.parametrize("option", ["--control", "--ip-adapter", None])
 def test_components_that_an_option_is_for(
-    names: tuple[str, ...], option: str | None, monkeypatch: pytest.MonkeyPatch
+    names: tuple[str, ...], option: str | None, checker: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked, checked = list[Any](), list[Any]()
 
-    def select(source: Any, chosen: Any, cache: Any, *, control: bool) -> Any:
-        asked.append((source, chosen, cache, control))
+    def select(source: Any, chosen: Any, cache: Any, *, control: bool, safety_checker: bool) -> Any:
+        asked.append((source, chosen, cache, control, safety_checker))
         return [spec(name) for name in names]
 
     monkeypatch.setattr(command, "select_components", select)
@@ -188,7 +189,7 @@ def test_components_that_an_option_is_for(
     monkeypatch.setattr(command, "_at_static_size", lambda *given: given)
     given: dict[str | None, Any] = {"--control": {"control": True}, "--ip-adapter": {"ip_adapter": ["a"]}, None: {}}
     source, cache = Source("a", Path("a"), {}), Cache(None)
-    options: Any = {"components": names, "static": "1x64x96", **given[option]}
+    options: Any = {"components": names, "static": "1x64x96", "safety_checker": checker, **given[option]}
     request = check_options(options)
     if option and "unet" not in names:
         with pytest.raises(UsageError, match=f"{option} is for a UNet"):
@@ -196,10 +197,11 @@ def test_components_that_an_option_is_for(
         return
     found: Any = command._components(source, request, cache)  # type: ignore[arg-type]
     assert found == (source, [spec(name) for name in names], StaticSize(1, 64, 96), cache)
-    assert asked == [(source, names, cache, option == "--control")]
+    assert asked == [(source, names, cache, option == "--control", checker)]
     assert checked == [source]
     dynamic: Any = command._components(source, check_options({"components": names}), cache)  # type: ignore[arg-type]
     assert dynamic == [spec(name) for name in names]
+    assert asked[1:] == [(source, names, cache, False, True)]
 
 
 def difference(shape: tuple[int, ...], seed: int) -> tuple[Delta, Any]:
@@ -378,6 +380,7 @@ def test_the_order_of_an_export(
     for name, stub in {
         "time": SimpleNamespace(perf_counter=lambda: next(times)), "staged_directory": staged, "_opened": opened,
         "_components": lambda *given: parts, "_adapted": lambda *given: adaptation, "plan_space": plan,
+        "_tell_growth": lambda *given: calls.append(("growth", *given)),
         "_export_component": export_component, "_reads": lambda *given: [Path("read")],
         "component_config": lambda given, name, cache: {"config": name},
         "copy_processors": lambda *given: calls.append(("processors", *given)),
@@ -394,8 +397,8 @@ def test_the_order_of_an_export(
     components = ["written unet", "written vae_decoder"]
     assert calls == [
         ("stage", tmp_path / "out", True, [Path("read")]), ("open", "m"),
-        ("plan", chosen, "tensors", tmp_path / "out", 21), "room", ("component", "U with words"),
-        ("component", "V with words"), ("processors", source, stage), ("words", stage),
+        ("plan", chosen, "tensors", tmp_path / "out", 21), "room", ("growth", "n", chosen, adaptation),
+        ("component", "U with words"), ("component", "V with words"), ("processors", source, stage), ("words", stage),
         ("index", stage, source, chosen),
         ("manifest", stage, components, tmp_path / "model"), *([("sign", stage, "out")] if signed else []), "moved",
     ]  # fmt: skip
@@ -405,6 +408,24 @@ def test_the_order_of_an_export(
     assert report == ExportReport(
         tmp_path / "out", "n", "P", 21, static, components, ["adapter"], ["w"], [applied], 4.5  # type: ignore[list-item,arg-type]
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("unet", "vae", "words"),
+    [
+        ((1000, np.float16), (1000, np.float32), "n has 2.0 kB of weights, and the export has them in fp32: 4.0 kB."),
+        ((1000, np.float32), (1000, np.float16), None),
+        ((1000, np.float32), (1, np.float16), None),
+    ],
+    ids=["16 bits", "16 bits of what is not exported", "32 bits"],
+)
+def test_how_large_weights_in_16_bits_become(
+    unet: tuple[int, Any], vae: tuple[int, Any], words: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = {folder: {"w": Inline(np.ones(*each))} for folder, each in (("unet", unet), ("vae", vae))}
+    command._tell_growth("n", [spec("unet")], SimpleNamespace(tensors=tensors))  # type: ignore[arg-type]
+    said = " ".join(capsys.readouterr().err.split())
+    assert said == (f"{words} sdort run takes the checkpoint itself, without such a copy" if words else "")
 
 
 def test_a_plan_downloads_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
