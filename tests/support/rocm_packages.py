@@ -28,7 +28,7 @@ print(json.dumps(session.get_provider_options()))
 )
 
 
-PURE = ("click", "rich", "markdown_it", "mdurl", "pygments")
+PURE = ("click", "rich", "markdown_it", "mdurl", "pygments", "pynvml")
 """What sdort's runtime needs beside numpy and onnx; it works in any environment as it is."""
 
 
@@ -40,7 +40,9 @@ def packages(tmp_path_factory: pytest.TempPathFactory) -> Path:
         found = importlib.util.find_spec(name)
         assert found is not None
         assert found.origin is not None
-        (folder / name).symlink_to(Path(found.origin).parent)
+        file = Path(found.origin)
+        there = file.parent if found.submodule_search_locations else file
+        (folder / there.name).symlink_to(there)
     source = Path(sdort.__file__).parent
     (folder / "sdort").mkdir()
     for entry in (*source.iterdir(), source.parent / "custom_ops"):
