@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import re
 import shutil
@@ -27,6 +28,7 @@ from sdort.generation.host_loop import embed_guidance
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.record import GenerationRecord
 from sdort.generation.request import Request
+from sdort.pipelines.scheduler_names import SAMPLERS
 from sdort.providers import find_provider
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM
@@ -219,13 +221,26 @@ assert not set(PACKAGES) & set(sys.modules)
 def test_what_only_diffusers_can_is_a_sentence_without_it(copy: Path) -> None:
     config = copy / "scheduler" / "scheduler_config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "clip_sample": True, "thresholding": True}))
-    done = without.run_commands([["run", copy, *GIVEN, "--provider", "cpu"]])
+    command = ["run", copy, *GIVEN, "--provider", "cpu", "-o", copy / "a.png"]
+    done = without.run_commands([command])
     assert done.returncode == MissingPackageError.exit_code, done.stderr
     words = " ".join(done.stderr.split())
     what = "DDIMScheduler with clip_sample=True, thresholding=True"
     assert f"{what} needs diffusers, torch, which are not installed" in words
     assert "pip install 'diffusers>=" in words
-    assert re.search(r"needs neither: .*euler.*dpm\+\+-2m", words)
+    told = re.search(r"Or take another --scheduler, which needs neither: ([^.]+)\.", words)
+    assert told
+    assert sorted(told[1].split(", ")) == sorted(name for name in SAMPLERS if not _reads_clipping(name))
+    done = without.run_commands([[*command, "--scheduler", told[1].split(", ")[0]]])
+    assert done.returncode == 0, done.stderr
+
+
+def _reads_clipping(name: str) -> bool:
+    """Whether diffusers' class of a scheduler does something with ``clip_sample`` or ``thresholding``."""
+    import diffusers
+
+    source = inspect.getsource(getattr(diffusers, SAMPLERS[name].class_name))
+    return re.search(r"self\.config\.(clip_sample|thresholding)\b", source) is not None
 
 
 def test_each_of_several_images_can_be_drawn_again_alone(tiny: Tiny) -> None:
@@ -290,13 +305,19 @@ def test_json_is_the_record_of_the_run(tiny: Tiny, sdort: Callable[..., Result])
     result = sdort(tiny.onnx, "--num-images", "2", "-o", "out.png", "--json", "-q")
     assert result.exit_code == 0, result.output
     record = json.loads(result.stdout)
-    same = {"variation_seed": None, "prompt": PROMPT, "negative_prompt": ""}
+    same = {"variation_seed": None, "prompt": PROMPT, "negative_prompt": "", "flagged": None, "safety_score": None}
     assert record["images"] == [{"path": "out-1.png", "seed": 7, **same}, {"path": "out-2.png", "seed": 8, **same}]
     assert record["iterations_per_second"] == pytest.approx(2 / record["seconds"]["denoise"], rel=1e-2)
     assert record["peak_memory"]["host"] > 50e6
     assert record["peak_memory"]["device"] is None
     assert sorted(Path().iterdir()) == [Path("out-1.png"), Path("out-2.png")]
-    assert {"load", "encode", "encode_image", "denoise", "first_step", "decode"} == set(record["seconds"])
+    assert set(record["seconds"]) == {
+        "load", "encode", "encode_image", "denoise", "first_step", "decode", "upscale", "judge",
+    }  # fmt: skip
+    assert (record["seconds"]["upscale"], record["seconds"]["judge"]) == (0, 0)
+    assert (record["done_before"], record["flagged"], record["grid"]) == ([], None, None)
+    stages = ("load", "encode", "denoise", "decode")
+    assert record["elapsed"] >= sum(record["seconds"][stage] for stage in stages)
     assert record["versions"]["sdort"]
     for entry in record["images"]:
         with Image.open(entry["path"]) as image:
@@ -351,7 +372,8 @@ def test_the_last_lines_say_what_was_made_and_what_it_took(tiny: Tiny, sdort: Ca
     )
     number = r"\d+\.?\d* s"
     speed = r"\d+\.?\d* (it/s|s/it)"
-    assert re.fullmatch(rf"load {number}, text encoder {number}, denoise {number} \({speed}\), decode {number}", took)
+    stages = rf"load {number}, text encoder {number}, denoise {number} \({speed}\), decode {number}"
+    assert re.fullmatch(rf"{number}: start {number}, {stages}, rest {number}", took)
     assert sdort(tiny.onnx, "-o", "quiet.png", "-q").stdout == ""
 
 
