@@ -64,7 +64,6 @@ def comfy(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         monkeypatch.setitem(sys.modules, name, module)
         if "." in name:
             monkeypatch.setattr(sys.modules["comfy"], name.partition(".")[2], module, raising=False)
-    monkeypatch.setattr(optimized_unet, "read_scheduler_config", lambda path: seen["schedule"])
     return seen
 
 
@@ -81,11 +80,12 @@ def test_a_unet_has_the_family_that_its_sizes_and_projections_tell(
     sizes: int, linear: bool, config: str, family: str, inpaint: bool, kind: str | None, comfy: dict[str, Any]
 ) -> None:
     comfy.update(linear=linear, inpaint=inpaint, schedule={"prediction_type": kind} if kind else {})
+    given = unet(sizes=sizes, folder=SimpleNamespace(path=Path("m"), scheduler=comfy["schedule"]))
     if kind == "sample":
         with pytest.raises(UsageError, match=r"^m: ComfyUI samples no model of this family that predicts sample"):
-            optimized_unet._model(unet(sizes=sizes))
+            optimized_unet._model(given)
         return
-    made = optimized_unet._model(unet(sizes=sizes))
+    made = optimized_unet._model(given)
     assert (type(made).__name__, made.config.name, made.inpaints) == (family, config, inpaint)
     assert made.kind == ("V" if kind == "v_prediction" else "EPS")
     assert made.config.described == {
