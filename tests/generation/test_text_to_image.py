@@ -465,6 +465,7 @@ def test_a_second_pass_begins_at_its_own_height_and_width(upscale: str | None, m
         return
     exact = torch.from_numpy(latents.astype(np.float64))
     wanted_latents = torch.nn.functional.interpolate(exact, size=(4, 9), mode="bilinear").numpy()
+    assert start.latents is not None
     assert start.latents.dtype == np.float32
     # Weights, products and sums of both axes round once each.
     roundings = 8 * 2**-24 * np.abs(latents).max()
