@@ -188,8 +188,11 @@ def test_every_sampler_is_diffusers_class(name: str, classes: dict[str, Any]) ->
 
 
 def ends_in_place(make: Callable[[], Any]) -> bool:
-    """Whether the last step has no length: 0 / 0 in diffusers, where sdort's stays where it is."""
-    sigmas = getattr(make(), "sigmas", [1.0, 0.0])
+    """Whether the last step has no length: 0 / 0 in diffusers, where sdort's stays where it is; refused ones do not."""
+    try:
+        sigmas = getattr(make(), "sigmas", [1.0, 0.0])
+    except (ValueError, ArithmeticError):
+        return False
     return bool(sigmas[-1] > 0 and abs(sigmas[-1] / sigmas[-2] - 1) < 1e-6)
 
 
