@@ -251,10 +251,10 @@ def test_white_that_covers_no_latent_is_refused(only: bool) -> None:
     ("size", "only", "words"),
     [
         ((16, 48), False, ""),
-        ((32, 96), False, "photo.png is resized from 48x16 to 96x32 pixels; --height"),
-        ((16, 24), False, "photo.png is resized from 48x16 to 24x16 pixels, which are other proportions; --height"),
+        ((32, 96), False, "photo.png is resized from 48x16 to 96x32 pixels; --size"),
+        ((16, 24), False, "photo.png is resized from 48x16 to 24x16 pixels, which are other proportions; --size"),
         ((48, 16), False, "photo.png is resized from 48x16 to 16x48 pixels, which are other proportions"),
-        ((16, 50), False, "to 50x16 pixels; --height"),
+        ((16, 50), False, "to 50x16 pixels; --size"),
         ((16, 51), False, "to 51x16 pixels, which are other"),
         ((32, 96), True, ""),
     ],
