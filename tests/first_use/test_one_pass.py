@@ -75,7 +75,8 @@ def test_a_folder_is_made_ready_once_and_named_in_its_images(traced: list[str], 
     results = [sdort.run(checkpoint, "a red star", output=tmp_path / f"{n}.png", **options) for n in (1, 2)]
     assert len(traced) == 2, "the plan, and once"
     assert (results[0].images[0].pixels == results[1].images[0].pixels).all()
-    assert "Model: shapes," in str(Image.open(tmp_path / "1.png").info["parameters"])
+    with Image.open(tmp_path / "1.png") as drawn:
+        assert "Model: shapes," in str(drawn.info["parameters"])
     plan = sdort.plan_run(checkpoint, "a red star", output=tmp_path / "3.png", **options)
     assert (plan.making, plan.width, plan.steps) == (None, 64, 1)
     assert plan.seconds

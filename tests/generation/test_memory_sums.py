@@ -259,7 +259,7 @@ def test_a_component_is_refused_by_its_own_bytes(monkeypatch: pytest.MonkeyPatch
     case = Case("vae_decoder", 1, 16, 48)
     folder: Any = SimpleNamespace()
     memory_need.refuse_case(folder, case, CPU, 2)
-    with pytest.raises(MemoryShortageError, match="vae_decoder, batch 1, 16x48 needs about"):
+    with pytest.raises(MemoryShortageError, match="vae_decoder, batch 1, 48x16 needs about"):
         memory_need.refuse_case(folder, case, CPU, 2, PLAN)
     free = None
     memory_need.refuse_case(folder, case, CPU, 2, PLAN)
