@@ -60,7 +60,7 @@ def original_of(path: Path, hint: str) -> Iterator[Path | None]:
             with as_exported(path, demo) as adapted:
                 yield adapted
         return
-    known = [] if optimized else [Path(manifest["path"])] if manifest.get("path") else []
+    known = [] if optimized else [path / manifest["path"]] if manifest.get("path") else []
     original = _recorded(path, [*known, Path(source)], (optimized or manifest).get(ORIGIN), hint) if source else None
     if original is None:
         yield None

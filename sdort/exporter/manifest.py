@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -101,7 +102,8 @@ def write_manifest(
         "versions": {"sdort": __version__}
         | {package: version(package) for package in ("torch", "diffusers", "transformers", "onnx")},
         "source": report.source,
-        "path": str(named.resolve()) if named else None,
+        # From the folder, so that what is published names no user of this machine.
+        "path": os.path.relpath(named.resolve(), folder.resolve()) if named else None,
         ORIGIN: origin_mark(origin),
         MADE_WITH: (made_with or MadeWith()).record(),
         "pipeline": report.pipeline,

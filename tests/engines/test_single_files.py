@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -56,7 +57,7 @@ def made(tiny: Tiny, **replaced: Any) -> dict[str, Any]:
 def model(tiny: Tiny, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An export of the file, in the current folder."""
     folder = Path(shutil.copytree(tiny.onnx, tmp_path / "work" / "model"))
-    recorded = {"source": file.name, "path": str(file), "origin": origin_mark(file), **made(tiny)}
+    recorded = {"source": file.name, "path": os.path.relpath(file, folder), "origin": origin_mark(file), **made(tiny)}
     write_own_files(folder, recorded, {})
     monkeypatch.chdir(folder.parent)
     return folder

@@ -303,17 +303,17 @@ def test_the_manifest_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         {"name": "x", "dtype": "float32", "dims": ["batch_size", 4]}, {"name": "y", "dtype": "int64", "dims": [2]},
     ]  # fmt: skip
     assert content == {
-        "source": "a/b", "path": str(tmp_path / "x"), "made_with": {"ema": True, "variant": "fp16"},
+        "source": "a/b", "path": "x", "made_with": {"ema": True, "variant": "fp16"},
         "origin": {"of": "original"}, "pipeline": "StableDiffusionPipeline", "opset": 21,
         "static": "1x64x96",
         "components": {"unet": {
             "class_name": "UNet2DConditionModel", "parameters": 11, "nodes": 12, "bytes": 13,
             "inputs": tensors[:1], "outputs": tensors[1:],
         }},
-        "adapters": [{"name": "a", "scale": 0.5, "kinds": ["LoRA"], "changed": {"unet": 3}, "path": str(adapter),
+        "adapters": [{"name": "a", "scale": 0.5, "kinds": ["LoRA"], "changed": {"unet": 3}, "path": "x",
                       "sha256": "s1", "bytes": 5}],
-        "words": [{"word": "w", "vectors": 4, "path": str(word), "sha256": "s2", "bytes": 3}],
-        "ip_adapters": [{"name": "i", "kind": "plus", "tokens": 16, "path": "nowhere", "sha256": "s3"}],
+        "words": [{"word": "w", "vectors": 4, "path": "x", "sha256": "s2", "bytes": 3}],
+        "ip_adapters": [{"name": "i", "kind": "plus", "tokens": 16, "path": "x", "sha256": "s3"}],
     }  # fmt: skip
     assert written["folder"] == tmp_path
     assert written["hashes"] == {tmp_path / "unet" / "model.onnx": "h1", tmp_path / "unet" / "b": "h2"}
