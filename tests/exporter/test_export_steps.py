@@ -310,10 +310,10 @@ def test_the_manifest_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             "class_name": "UNet2DConditionModel", "parameters": 11, "nodes": 12, "bytes": 13,
             "inputs": tensors[:1], "outputs": tensors[1:],
         }},
-        "adapters": [{"name": "a", "scale": 0.5, "kinds": ["LoRA"], "changed": {"unet": 3}, "path": "x",
+        "adapters": [{"name": "a", "scale": 0.5, "kinds": ["LoRA"], "changed": {"unet": 3}, "path": str(adapter),
                       "sha256": "s1", "bytes": 5}],
-        "words": [{"word": "w", "vectors": 4, "path": "x", "sha256": "s2", "bytes": 3}],
-        "ip_adapters": [{"name": "i", "kind": "plus", "tokens": 16, "path": "x", "sha256": "s3"}],
+        "words": [{"word": "w", "vectors": 4, "path": str(word), "sha256": "s2", "bytes": 3}],
+        "ip_adapters": [{"name": "i", "kind": "plus", "tokens": 16, "path": "nowhere", "sha256": "s3"}],
     }  # fmt: skip
     assert written["folder"] == tmp_path
     assert written["hashes"] == {tmp_path / "unet" / "model.onnx": "h1", tmp_path / "unet" / "b": "h2"}
