@@ -29,7 +29,7 @@ from sdort.machine.package_sources import PackageSources, package_folder, proces
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.machine.version import __version__
 from sdort.model.signature import Array
-from sdort.pipelines.folder import PipelineFolder, read_scheduler_config
+from sdort.pipelines.folder import PipelineFolder
 from sdort.samplers.sampler import Sampler
 
 _FORMAT = 2
@@ -103,7 +103,7 @@ class KnownSchedule:
         Raises:
             UsageError: it is, and diffusers is not installed.
         """
-        choice = choose_scheduler(self.folder.path / "scheduler", **self.request.scheduler_options)
+        choice = choose_scheduler(self.folder, **self.request.scheduler_options)
         if has_formulas(choice):
             return False
         check_installed(choice)
@@ -115,12 +115,13 @@ class KnownSchedule:
             _cache().store("schedule", self._key(part), content)
 
     def _key(self, part: Part | None) -> dict[str, Any]:
-        config = read_scheduler_config(self.folder.path / "scheduler")
         return {
             "format": _FORMAT,
             "versions": _versions(),
             "sources": {name: sources.digest for name, sources in _sources().items()},
-            "config": hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest(),  # may hold Infinity
+            "config": hashlib.sha256(
+                json.dumps(self.folder.scheduler, sort_keys=True).encode()
+            ).hexdigest(),  # may hold Infinity
             "options": self.request.scheduler_options,
             "steps": self.steps,
             "part": part and [part.first, part.last, part.begin.value, part.masked],

@@ -278,7 +278,7 @@ def sampler_of(folder: PipelineFolder, request: Request, steps: int | None = Non
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler, or it cannot do what is asked.
     """
-    return load_sampler(folder.path / "scheduler", steps or request.steps, **request.scheduler_options)
+    return load_sampler(folder, steps or request.steps, **request.scheduler_options)
 
 
 GOES_WITH = {

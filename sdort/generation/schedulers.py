@@ -19,7 +19,7 @@ from sdort.errors.plain_text import library_reason
 from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.machine.distributions import install_commands
 from sdort.machine.optional_packages import need_packages
-from sdort.pipelines.folder import read_scheduler_config
+from sdort.pipelines.folder import PipelineFolder, read_scheduler_config
 from sdort.pipelines.scheduler_names import (
     CLASSES,
     SAMPLERS,
@@ -56,12 +56,12 @@ class SchedulerChoice:
 
 
 def choose_scheduler(
-    folder: Path, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
+    folder: Path | PipelineFolder, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
 ) -> SchedulerChoice:
     """The scheduler of a pipeline, or another one with the same noise schedule.
 
     Args:
-        folder: the pipeline's ``scheduler`` folder.
+        folder: the pipeline, which reads its config once; or its ``scheduler`` folder.
         name: as :func:`find_scheduler` takes it; None for the pipeline's own.
         timestep_spacing: one of :data:`SPACINGS`; None for the config's.
         eta: the share of new noise in a step of DDIM or TCD; None for the class's default.
@@ -70,7 +70,10 @@ def choose_scheduler(
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler, or the class has no such spacing or eta.
     """
-    config = read_scheduler_config(folder)
+    if isinstance(folder, PipelineFolder):
+        config, folder = folder.scheduler, folder.path / "scheduler"
+    else:
+        config = read_scheduler_config(folder)
     class_name, additions = find_scheduler(name) if name else (str(config.get("_class_name")), {})
     check_noise_process(config, folder.parent, name)
     own = str(config.get("_class_name"))
@@ -102,7 +105,12 @@ def load_scheduler(
 
 
 def load_sampler(
-    folder: Path, steps: int, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
+    folder: Path | PipelineFolder,
+    steps: int,
+    name: str | None,
+    *,
+    timestep_spacing: str | None = None,
+    eta: float | None = None,
 ) -> Sampler:
     """The sampler of a schedule: by sdort's formulas, or diffusers' where these do not know a setting.
 
