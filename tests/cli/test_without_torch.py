@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from support import without
 
 from sdort.errors import MissingPackageError
 
@@ -18,30 +17,20 @@ if TYPE_CHECKING:
 OPTIONAL = ("torch", "diffusers", "transformers", "onnxscript")
 
 RUN = """
-import importlib.abc, json, sys
-
-class Blocked(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in set(sys.argv[1].split(",")):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Blocked())
 from click.testing import CliRunner
 from sdort.cli import cli
+
 done = []
-for arguments in json.load(sys.stdin):
+for arguments in {commands!r}:
     result = CliRunner().invoke(cli, arguments)
     done.append([result.exit_code, result.stdout, result.stderr])
-json.dump([done, sorted(set(sys.argv[1].split(",")) & sys.modules.keys())], sys.stdout)
+json.dump([done, sorted(set(PACKAGES) & sys.modules.keys())], sys.stdout)
 """
 
 
 def run_without(packages: tuple[str, ...], commands: list[list[str]], folder: Path) -> list[tuple[int, str, str]]:
     """The exit code, stdout and stderr of commands, in one process to which these packages are not installed."""
-    result = subprocess.run(
-        [sys.executable, "-c", RUN, ",".join(packages)],
-        cwd=folder, input=json.dumps(commands), capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    result = without.run_code(RUN.format(commands=commands), packages, folder)
     assert result.returncode == 0, result.stderr
     done, imported = json.loads(result.stdout)
     assert imported == []

@@ -47,10 +47,12 @@ for arguments in json.loads({arguments!r}):
 """
 
 
-def run_code(code: str) -> subprocess.CompletedProcess[str]:
-    """Run Python code in such a process."""
-    program = _PROGRAM.format(packages=PACKAGES, code=code)
-    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+def run_code(
+    code: str, packages: Sequence[str] = PACKAGES, folder: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run Python code in such a process, in ``folder``; ``packages`` are those that it does not have."""
+    program = _PROGRAM.format(packages=tuple(packages), code=code)
+    return subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=folder)
 
 
 def run_commands(commands: Sequence[Sequence[object]], then: str = "") -> subprocess.CompletedProcess[str]:
