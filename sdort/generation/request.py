@@ -195,10 +195,13 @@ class Request:
     @property
     def seeds(self) -> list[ImageSeed]:
         """The seed of each image. As in AUTOMATIC1111, the variations of one image count their own seed up."""
-        numbers = range(self.num_images)
+        return [self.seed_of(number) for number in range(self.num_images)]
+
+    def seed_of(self, number: int) -> ImageSeed:
+        """The seed of one of its images."""
         if self.variation_strength is None:
-            return [ImageSeed(self.seed + number) for number in numbers]
-        return [ImageSeed(self.seed, (self.variation_seed or 0) + number) for number in numbers]
+            return ImageSeed(self.seed + number)
+        return ImageSeed(self.seed, (self.variation_seed or 0) + number)
 
     @property
     def image_strength(self) -> float:

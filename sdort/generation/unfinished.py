@@ -19,6 +19,7 @@ from sdort.errors import OutputError, SdortError
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.image_files import output_paths
+from sdort.generation.image_noise import ImageSeed
 from sdort.generation.image_texts import read_texts
 from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
 from sdort.generation.job import Job, named_paths, plan_jobs
@@ -95,11 +96,15 @@ def find_unfinished(jobs: Sequence[Job], paths: Sequence[Path], folder: Pipeline
         return Unfinished(list(jobs), list(paths), [])
     done: set[int] = set()
     last: Mapping[str, Any] = {}
+    of: Request | None = None
+    expected: Mapping[str, Any] = {}
     for number, ((job, at, request, index), path) in enumerate(zip(_images(jobs), paths, strict=True)):
         if not os.path.lexists(path):
             continue
         record = _record(path)
-        if why := _difference(record, folder, request, index):
+        if record is not None and request is not of:
+            of, expected = request, _expected(folder, request)
+        if why := _difference(record, expected, request.seed_of(index)):
             if job.output is None:  # the name is no one's choice
                 return Unfinished(list(jobs), output_paths(None, jobs[0].requests[0].seed, len(paths), False), [])
             raise OutputError(
@@ -150,16 +155,27 @@ def _record(path: Path) -> Mapping[str, Any] | None:
     return record if isinstance(record, dict) else None
 
 
-def _difference(record: Mapping[str, Any] | None, folder: PipelineFolder, request: Request, index: int) -> str | None:
-    """Why a record is not that of a request's image; None where it is."""
-    if record is None:
-        return "it does not say how it was drawn"
-    own = request.seeds[index]
-    expected = recorded_settings(folder, request) | {"seed": own.number, "variation_seed": own.variation}
+def _expected(folder: PipelineFolder, request: Request) -> Mapping[str, Any]:
+    """What the records of a request's images say alike, but for their seeds, as JSON has it."""
+    expected = recorded_settings(folder, request)
     if request.upscale_by is None:  # which its upscaler says
         del expected["upscale_by"]
-    compared = json.loads(json.dumps(to_json({k: v for k, v in expected.items() if k not in _OF_THE_RUN})))
-    for name, value in compared.items():
+    compared: Mapping[str, Any] = json.loads(
+        json.dumps(to_json({name: value for name, value in expected.items() if name not in _OF_THE_RUN}))
+    )
+    return compared
+
+
+def _difference(record: Mapping[str, Any] | None, expected: Mapping[str, Any], own: ImageSeed) -> str | None:
+    """Why a record is not that of an image; None where it is.
+
+    Args:
+        expected: of the image's request.
+        own: the image's seed.
+    """
+    if record is None:
+        return "it does not say how it was drawn"
+    for name, value in {**expected, "seed": own.number, "variation_seed": own.variation}.items():
         if record.get(name) != value:
             had, wants = (cut(one_line(json.dumps(each, ensure_ascii=False)), 80) for each in (record.get(name), value))
             return f"its {name} is {had}, not {wants}"
@@ -210,7 +226,7 @@ def _without(jobs: Sequence[Job], done: set[int]) -> list[Job]:
 
 def _alone(request: Request, index: int) -> Request:
     """The request for one of a request's images."""
-    own = request.seeds[index]
+    own = request.seed_of(index)
     return replace(request, num_images=1, seed=own.number, variation_seed=own.variation)
 
 

@@ -19,6 +19,7 @@ from sdort.generation import unfinished
 from sdort.generation.command import Pipeline
 from sdort.generation.from_image import REPLAYED
 from sdort.generation.pipeline import TextToImage
+from sdort.generation.request import Request
 from sdort.generation.unfinished import _lines, find_unfinished, plan_unfinished, recorded_settings
 from sdort.pipelines.folder import PipelineFolder, open_folder
 
@@ -90,6 +91,26 @@ def test_what_is_missing_is_drawn_and_the_rest_stays(
     Path("4.png").unlink()
     draw(pipeline)
     assert "lines 1-2, 4 are done and line 3 is in part by an earlier run, 1 of 6 images left" in told(capsys)
+
+
+@pytest.mark.parametrize("variation", [{}, {"variation_strength": 0.5, "variation_seed": 9}])
+def test_what_all_images_of_a_line_say_is_found_once(
+    variation: Mapping[str, Any], pipeline: Pipeline, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hashes the files of refiners and ControlNets."""
+    found: list[str] = []
+
+    def counted(folder: PipelineFolder, request: Request) -> dict[str, Any]:
+        found.append(request.prompt)
+        return recorded_settings(folder, request)
+
+    monkeypatch.setattr(unfinished, "recorded_settings", counted)
+    written([{"prompt": "a", "num_images": 3}, {"prompt": "b", "num_images": 2}])
+    draw(pipeline, **variation)
+    assert found == []
+    Path("1.png").unlink()
+    assert [str(each.path) for each in draw(pipeline, **variation).images] == ["1.png"]
+    assert found == ["a", "b"]
 
 
 def test_nothing_is_loaded_where_nothing_is_left(
