@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-from sdort.console import progress, say
+from sdort.console import say
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.command import OpenExport, open_export
 from sdort.first_use.given_checkpoint import Checkpoint
@@ -18,8 +17,8 @@ from sdort.first_use.making_steps import Steps, estimate, shown
 from sdort.first_use.room import make_room
 from sdort.optimizer.command import optimize_request
 from sdort.optimizer.optimize_request import OptimizeRequest
-from sdort.pipelines.kept_models import MODEL, write_kept
-from sdort.staging import locked, scratch_folder, staged_directory
+from sdort.pipelines.kept_models import MODEL, make_once, write_kept
+from sdort.staging import scratch_folder, staged_directory
 from sdort.tables import size_text
 
 _PIPELINE = ("text_encoder", "unet", "vae_decoder")
@@ -37,10 +36,7 @@ def make(checkpoint: Checkpoint, making: Making, folder: Path, made_of: dict[str
     Raises:
         SdortError: as :func:`sdort.first_use.models.optimized_model`.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f".{folder.name}.lock"), _waiting):
-        if not folder.is_dir():
-            _make(checkpoint, making, folder, made_of, draws)
+    make_once(folder, lambda: _make(checkpoint, making, folder, made_of, draws))
 
 
 def plan_making(checkpoint: Checkpoint, making: Making) -> MakingPlan:
@@ -67,14 +63,6 @@ def _opened(checkpoint: Checkpoint, making: Making) -> AbstractContextManager[Op
 
 def _result_bytes(opened: OpenExport, making: Making) -> int:
     return opened.elements * (2 if making.precision == "fp16" else 4)
-
-
-@contextmanager
-def _waiting() -> Iterator[None]:
-    """The time in which another process makes the same model."""
-    say("another sdort is making the same model: this one waits for it")
-    with progress("waiting for another sdort"):
-        yield
 
 
 def _make(checkpoint: Checkpoint, making: Making, folder: Path, made_of: dict[str, Any], draws: bool) -> None:

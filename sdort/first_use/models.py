@@ -8,10 +8,7 @@ into the cache, with no exported copy between.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import shlex
-from contextlib import ExitStack, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -19,13 +16,11 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.first_use.given_checkpoint import Checkpoint, downloaded, find_checkpoint
 from sdort.first_use.making_plan import Making, MakingPlan
-from sdort.machine.cache_folder import models_folder
 from sdort.machine.version import __version__
 from sdort.optimizer.own_operators import own_operators
 from sdort.pipelines.configs import MANIFEST
-from sdort.pipelines.kept_models import MODEL, USED, kept_models, read_kept
+from sdort.pipelines.kept_models import MODEL, hold, kept_folder, kept_models, mark_used, read_kept, remake_hint
 from sdort.pipelines.own_files import listed_files
-from sdort.staging import held
 
 
 def optimized_model(checkpoint: str | Path | Checkpoint, making: Making, *, draws: bool = False) -> Path:
@@ -53,8 +48,8 @@ def optimized_model(checkpoint: str | Path | Checkpoint, making: Making, *, draw
         return known
     checkpoint = downloaded(checkpoint)
     made_of = _made_of(checkpoint, making)
-    folder = _folder_of(made_of)
-    while not _hold(folder):
+    folder = kept_folder(made_of)
+    while not hold(folder):
         from sdort.first_use.making import make  # half a second, for what nearly every run has already
 
         make(checkpoint, making, folder, made_of, draws=draws)
@@ -70,8 +65,8 @@ def plan_model(checkpoint: Checkpoint, making: Making) -> Path | MakingPlan:
     if checkpoint.hub:
         return _of_hub(checkpoint, making) or MakingPlan(checkpoint.name, None, None)
     made_of = _made_of(checkpoint, making)
-    if _hold(_folder_of(made_of)):
-        return _checked(_folder_of(made_of), checkpoint.name, made_of)
+    if hold(kept_folder(made_of)):
+        return _checked(kept_folder(made_of), checkpoint.name, made_of)
     from sdort.first_use.making import plan_making
 
     return plan_making(checkpoint, making)
@@ -87,16 +82,11 @@ def _made_of(checkpoint: Checkpoint, making: Making) -> dict[str, Any]:
     return {"checkpoint": checkpoint.digest(), **_options(making)}
 
 
-def _folder_of(made_of: dict[str, Any]) -> Path:
-    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
-    return models_folder() / f"model-{key}"
-
-
 def _of_hub(checkpoint: Checkpoint, making: Making) -> Path | None:
     """The model that was made of a hub id before; nothing is asked of the hub."""
     options = _options(making)
     for kept in kept_models():
-        if kept.source == checkpoint.model and {**kept.made_of, **options} == kept.made_of and _hold(kept.folder):
+        if kept.source == checkpoint.model and {**kept.made_of, **options} == kept.made_of and hold(kept.folder):
             return _checked(kept.folder, checkpoint.name, kept.made_of)
     return None
 
@@ -107,7 +97,7 @@ def _checked(folder: Path, name: str, made_of: dict[str, Any]) -> Path:
     Raises:
         BadModelError: it is of something else, or cannot be compared with anything.
     """
-    hint = f"Somebody moved or changed it. Remove it, and it is made anew:\n    rm -r {shlex.quote(str(folder))}"
+    hint = remake_hint(folder)
     try:
         found = read_kept(folder).made_of
         listed = listed_files(folder / MODEL)
@@ -121,25 +111,5 @@ def _checked(folder: Path, name: str, made_of: dict[str, Any]) -> Path:
         raise BadModelError(
             f"{folder / MODEL} has no {MANIFEST} that lists its files, so they cannot be checked", hint=hint
         )
-    with suppress(OSError):  # a cache that is read only
-        (folder / USED).touch()
+    mark_used(folder)
     return folder / MODEL
-
-
-_HELD: dict[Path, ExitStack] = {}
-"""The cache's folders that this process uses."""
-
-
-def _hold(folder: Path) -> bool:
-    """Keep a folder from being removed until this process ends; False if there is none."""
-    if folder in _HELD and folder.is_dir():
-        return True
-    with ExitStack() as stack:
-        try:
-            stack.enter_context(held(folder))
-        except FileNotFoundError:
-            return False
-        if not folder.is_dir():  # it was removed between
-            return False
-        _HELD[folder] = stack.pop_all()
-    return True

@@ -1,22 +1,29 @@
-"""Checkpoints that were made ready on first use and are kept in the cache: a folder each, with a record of it.
+"""Models that were made ready on first use and are kept in the cache: a folder each, with a record of it.
 
-:mod:`sdort.first_use` makes them. The record says of which checkpoint a folder is, and for what it was made; it is
-compared whenever the folder is opened, so that no checkpoint gets another one's graphs.
+:mod:`sdort.first_use` makes them of checkpoints, and :mod:`sdort.upscaling` of upscalers. The record says of what a
+folder was made, and for what; it is compared whenever the folder is opened, so that nothing gets another one's graphs.
+A process holds the folders that it uses, so that no cleaning removes them before it ends.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import re
+import shlex
 import time
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdort.console import progress, say
 from sdort.errors import BadModelError
 from sdort.machine.cache_folder import models_folder
 from sdort.pipelines.configs import read_config, write_json
+from sdort.staging import held, locked
 
 MADE_OF, MODEL, USED = "made-of.json", "model", "used"
 """What a folder of the cache holds: the record of what it was made of, the optimized model, and a file whose time is
@@ -82,6 +89,62 @@ def write_kept(folder: Path, name: str, source: str, made_of: dict[str, Any]) ->
     """
     write_json(folder / MADE_OF, {"name": name, "source": source, "made": time.time(), "made_of": made_of})
     (folder / USED).touch()
+
+
+def mark_used(folder: Path) -> None:
+    """Note that a folder of the cache is used now."""
+    with suppress(OSError):  # a cache that is read only
+        (folder / USED).touch()
+
+
+def kept_folder(made_of: dict[str, Any]) -> Path:
+    """The folder of the cache for what is made of ``made_of``, whether it is there or not."""
+    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
+    return models_folder() / f"model-{key}"
+
+
+def remake_hint(folder: Path) -> str:
+    """The hint for a folder of the cache that is not what it should be."""
+    return f"Somebody moved or changed it. Remove it, and it is made anew:\n    rm -r {shlex.quote(str(folder))}"
+
+
+_HELD: dict[Path, ExitStack] = {}
+"""The cache's folders that this process uses."""
+
+
+def hold(folder: Path) -> bool:
+    """Keep a folder from being removed until this process ends; False if there is none."""
+    if folder in _HELD and folder.is_dir():
+        return True
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(folder))
+        except FileNotFoundError:
+            return False
+        if not folder.is_dir():  # it was removed between
+            return False
+        _HELD[folder] = stack.pop_all()
+    return True
+
+
+def make_once(folder: Path, make: Callable[[], None]) -> None:
+    """Have ``make`` make a folder of the cache, if no other process does it meanwhile: it is there in the end.
+
+    Raises:
+        OSError: the cache cannot be written.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with locked(folder.with_name(f".{folder.name}.lock"), _waiting):
+        if not folder.is_dir():
+            make()
+
+
+@contextmanager
+def _waiting() -> Iterator[None]:
+    """The time in which another process makes the same model."""
+    say("another sdort is making the same model: this one waits for it")
+    with progress("waiting for another sdort"):
+        yield
 
 
 def kept_models() -> list[KeptModel]:

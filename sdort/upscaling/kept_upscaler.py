@@ -7,9 +7,6 @@ both, and is compared whenever it is opened.
 from __future__ import annotations
 
 import hashlib
-import json
-import shlex
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,7 +16,6 @@ from onnx import TensorProto
 from sdort.console import progress, say
 from sdort.errors import BadModelError, OutputError
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.machine.cache_folder import models_folder
 from sdort.machine.file_digest import file_digest
 from sdort.machine.version import __version__
 from sdort.model.domains import OWN_DOMAIN
@@ -28,7 +24,16 @@ from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.save import save_model
 from sdort.ops.library import why_no_kernels
-from sdort.pipelines.kept_models import MODEL, USED, read_kept, write_kept
+from sdort.pipelines.kept_models import (
+    MODEL,
+    hold,
+    kept_folder,
+    make_once,
+    mark_used,
+    read_kept,
+    remake_hint,
+    write_kept,
+)
 from sdort.providers import load_target
 from sdort.staging import staged_directory
 from sdort.upscaling.network import COMPONENT
@@ -45,6 +50,8 @@ class HalfOverflowError(BadModelError):
 def kept_upscaler(path: Path, provider: str, precision: str) -> tuple[Path, UpscalerFacts]:
     """The optimized graph of an upscaler for a provider; it is made if the cache has none.
 
+    This process holds it from now on, so that no cleaning removes it before the process ends.
+
     Args:
         path: the upscaler's file, as for :func:`read_upscaler`.
         precision: ``fp16`` or ``fp32``.
@@ -58,9 +65,8 @@ def kept_upscaler(path: Path, provider: str, precision: str) -> tuple[Path, Upsc
         OutputError: the cache cannot be written.
     """
     made_of = _made_of(path, provider, precision)
-    key = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()[:32]
-    folder = models_folder() / f"model-{key}"
-    if not folder.is_dir():
+    folder = kept_folder(made_of)
+    while not hold(folder):
         _make(path, provider, precision, folder, made_of)
     return _checked(folder, path, made_of)
 
@@ -91,7 +97,7 @@ def _uses_own_operators(provider: str) -> bool:
 
 
 def _checked(folder: Path, path: Path, made_of: dict[str, Any]) -> tuple[Path, UpscalerFacts]:
-    hint = f"Somebody moved or changed it. Remove it, and it is made anew:\n    rm -r {shlex.quote(str(folder))}"
+    hint = remake_hint(folder)
     file = folder / MODEL / f"{COMPONENT}.onnx"
     try:
         found = read_kept(folder).made_of
@@ -100,30 +106,29 @@ def _checked(folder: Path, path: Path, made_of: dict[str, Any]) -> tuple[Path, U
         raise BadModelError(error.message, hint=hint) from error
     if found != made_of or facts is None:
         raise BadModelError(f"{folder} is not of {path.name}: its record names something else", hint=hint)
-    with suppress(OSError):  # a cache that is read only
-        (folder / USED).touch()
+    mark_used(folder)
     return file, facts
 
 
 def _make(path: Path, provider: str, precision: str, folder: Path, made_of: dict[str, Any]) -> None:
-    model, facts = read_upscaler(path)
-    say(f"{path.name}: first use here, so it is made ready for {provider} in {precision}")
     try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with staged_directory(folder, overwrite=False) as stage, progress(f"{path.name}: fusing"):
-            (stage / MODEL).mkdir()
-            write_upscaler(model, facts, stage / MODEL / f"{COMPONENT}.onnx", provider, precision, made_of["sdort_ops"])
-            if made_of != _made_of(path, provider, precision):
-                raise BadModelError(
-                    f"{path} changed while it was read, so what came of it is not kept",
-                    hint="Use it again when nothing writes it any more.",
-                )
-            write_kept(stage, path.stem, str(path), made_of)
-    except OutputError:
-        if not folder.is_dir():  # another process was faster
-            raise
+        make_once(folder, lambda: _fill(path, provider, precision, folder, made_of))
     except OSError as error:
         raise OutputError(f"cannot make {folder}: {error.strerror or error}") from error
+
+
+def _fill(path: Path, provider: str, precision: str, folder: Path, made_of: dict[str, Any]) -> None:
+    model, facts = read_upscaler(path)
+    say(f"{path.name}: first use here, so it is made ready for {provider} in {precision}")
+    with staged_directory(folder, overwrite=False) as stage, progress(f"{path.name}: fusing"):
+        (stage / MODEL).mkdir()
+        write_upscaler(model, facts, stage / MODEL / f"{COMPONENT}.onnx", provider, precision, made_of["sdort_ops"])
+        if made_of != _made_of(path, provider, precision):
+            raise BadModelError(
+                f"{path} changed while it was read, so what came of it is not kept",
+                hint="Use it again when nothing writes it any more.",
+            )
+        write_kept(stage, path.stem, str(path), made_of)
 
 
 def write_upscaler(

@@ -15,14 +15,14 @@ from support.first_use import copy_of, replace_making
 from sdort.doctor.cache_entries import folder_bytes
 from sdort.doctor.caches import clean_cache
 from sdort.errors import BadModelError
-from sdort.first_use import given_checkpoint, making, models, room
+from sdort.first_use import given_checkpoint, making, room
 from sdort.first_use.making_plan import Making
 from sdort.first_use.making_steps import Steps, estimate
 from sdort.first_use.models import optimized_model
 from sdort.first_use.room import cache_limit
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.file_digest import file_digest
-from sdort.pipelines import remembered_hashes
+from sdort.pipelines import kept_models, remembered_hashes
 from sdort.pipelines.kept_models import MADE_OF, MODEL, USED
 
 MAKING = Making(("unet",), "cpu")
@@ -157,8 +157,8 @@ def test_what_is_not_made_whole_leaves_nothing(
 
 def _release() -> None:
     """As where the processes that used the models have ended."""
-    while models._HELD:
-        models._HELD.popitem()[1].close()
+    while kept_models._HELD:
+        kept_models._HELD.popitem()[1].close()
 
 
 def test_the_least_recently_used_go_where_the_room_is_full(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -9,14 +11,18 @@ import onnx
 import pytest
 from support import upscalers
 
+from sdort.doctor.caches import clean_cache
 from sdort.errors import BadModelError
+from sdort.model.model import Model
 from sdort.onnx_io.save import save_model
+from sdort.pipelines import kept_models
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import probe, session
+from sdort.upscaling import kept_upscaler as keeping
 from sdort.upscaling import upscaler as opening
-from sdort.upscaling.kept_upscaler import HalfOverflowError
+from sdort.upscaling.kept_upscaler import HalfOverflowError, kept_upscaler
 from sdort.upscaling.upscaler import open_upscaler
-from sdort.upscaling.upscaler_file import known_scale, read_upscaler
+from sdort.upscaling.upscaler_file import UpscalerFacts, known_scale, read_upscaler
 
 PIXELS = np.random.default_rng(2).integers(0, 256, (40, 50, 3), np.uint8)
 CPU = RuntimeOptions("cpu")
@@ -105,3 +111,27 @@ def test_weights_beyond_fp16_run_in_fp32(
     )
     assert open_upscaler(weights, CPU).precision == "fp32"
     assert "so it runs in fp32" in capsys.readouterr().err
+
+
+def test_an_upscaler_in_use_is_not_cleaned(weights: Path) -> None:
+    file, facts = kept_upscaler(weights, "cpu", "fp32")
+    clean_cache(["models"])
+    assert file.is_file()
+    assert kept_upscaler(weights, "cpu", "fp32") == (file, facts)
+    kept_models._HELD.pop(file.parents[1]).close()  # as where the process has ended
+    clean_cache(["models"])
+    assert not file.exists()
+
+
+def test_two_at_once_make_an_upscaler_once(weights: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+
+    def read(path: Path) -> tuple[Model, UpscalerFacts]:
+        made.append(path)
+        time.sleep(0.3)
+        return read_upscaler(path)
+
+    monkeypatch.setattr(keeping, "read_upscaler", read)
+    with ThreadPoolExecutor(3) as pool:
+        files = set(pool.map(lambda _: kept_upscaler(weights, "cpu", "fp32")[0], range(3)))
+    assert len(files) == len(made) == 1
