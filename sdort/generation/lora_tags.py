@@ -99,6 +99,8 @@ class LoraFolder:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        self._found: dict[str, Path] = {}
+        self._aliases: dict[Path, str | None] = {}
 
     @cached_property
     def _files(self) -> list[Path]:
@@ -116,6 +118,11 @@ class LoraFolder:
         Raises:
             UsageError: there is none, or there are several.
         """
+        if network.name not in self._found:
+            self._found[network.name] = self._find(network)
+        return self._found[network.name]
+
+    def _find(self, network: Network) -> Path:
         for fits in (self._is_called, self._is_called_about, self._is_alias):
             found = [path for path in self._files if fits(path, network.name)]
             usable = [path for path in found if path.suffix.lower() not in _OTHERS]
@@ -153,12 +160,19 @@ class LoraFolder:
         return name.casefold() in (path.stem.casefold(), self._name(path).casefold())
 
     def _is_alias(self, path: Path, name: str) -> bool:
-        if path.suffix.lower() in _OTHERS:
-            return False
-        try:
-            return read_header(path).notes.get(_ALIAS) == name
-        except SdortError:
-            return False
+        if path not in self._aliases:
+            self._aliases[path] = _alias(path)
+        return self._aliases[path] == name
+
+
+def _alias(path: Path) -> str | None:
+    """The name that a file's header gives it; None where there is none to read."""
+    if path.suffix.lower() in _OTHERS:
+        return None
+    try:
+        return read_header(path).notes.get(_ALIAS)
+    except SdortError:
+        return None
 
 
 def with_adapters(request: Request, folder: LoraFolder | None) -> Request:

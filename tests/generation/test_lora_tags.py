@@ -13,9 +13,12 @@ from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
 from sdort.exporter.baked_adapters import apply_adapters
+from sdort.generation import lora_tags
 from sdort.generation.job import plan_jobs
+from sdort.generation.lora_tags import LoraFolder
 from sdort.generation.prompt_syntax import plain_names
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
+from sdort.pipelines.safetensors import Header, read_header
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -112,6 +115,34 @@ def test_prompts_of_other_adapters_are_jobs_of_their_own_in_their_order(folder: 
     assert [[each.prompt[0] for each in job.requests] for job in jobs] == [["a"], ["b", "c"], ["d"], ["e"]]
     drawn = plan_jobs("<lora:{style|alias}>", {"lora_folder": folder, "seed": 1, "num_images": 9})
     assert {job.requests[0].lora[0].path.stem for job in drawn} == {"style", "file-123"}
+
+
+def test_a_run_reads_each_header_once_and_looks_for_each_name_once(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    looked: list[str] = []
+    called = LoraFolder._is_called
+
+    def counted(path: Path) -> Header:
+        read.append(path.name)
+        return read_header(path)
+
+    def is_called(self: LoraFolder, path: Path, name: str) -> bool:
+        looked.append(name)
+        return called(self, path, name)
+
+    monkeypatch.setattr(lora_tags, "read_header", counted)
+    monkeypatch.setattr(LoraFolder, "_is_called", is_called)
+    [job] = plan_jobs("<lora:alias:0.5>", {"lora_folder": folder, "seed": "1-9"})
+    assert {each.lora[0].path.stem for each in job.requests} == {"file-123"}
+    assert sorted(read) == sorted(path.name for path in folder.rglob("*.safetensors"))
+    assert looked == ["alias"] * len([path for path in folder.rglob("*") if path.is_file()])
+    place = LoraFolder(folder)
+    for _ in range(2):
+        with pytest.raises(UsageError, match="no such adapter"):
+            place.find(lora_tags.read_networks("<lora:missing>")[0])
+    assert len(read) == 2 * len(list(folder.rglob("*.safetensors")))
 
 
 def test_an_export_takes_one_scale(folder: Path) -> None:
