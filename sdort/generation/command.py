@@ -19,7 +19,7 @@ from sdort.generation.adapted_weights import plan_adapters
 from sdort.generation.canvas import make_canvas
 from sdort.generation.control_plan import plan_controls
 from sdort.generation.decode import Plan, planner_of
-from sdort.generation.grid import check_grid, save_grid
+from sdort.generation.grid import check_grid, columns_of, save_grid
 from sdort.generation.guard import Guard
 from sdort.generation.image_files import check_sides, save_image
 from sdort.generation.images import Generated
@@ -157,6 +157,7 @@ class Pipeline:
                     refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
                 )  # fmt: skip
             needed = max(needed, more)
+        _check_grid_of(models.folder, left.jobs, paths)
         result = self._run_jobs(left, paths)
         self._held = max(self._held, needed)
         return result
@@ -164,10 +165,6 @@ class Pipeline:
     def _run_jobs(self, unfinished: Unfinished, paths: list[Path] | None) -> Generation:
         """The images of jobs, one after the other. One that shows nothing ends the run when all others are done."""
         say_unjudged(self._models.folder, [job.requests[0].safety for job in unfinished.jobs])
-        if unfinished.jobs[0].grid and paths and len(paths) > 1:
-            sizes = [checked_stages(self._models.folder, job.requests[0])[-1].size for job in unfinished.jobs]
-            largest = max(height for height, _ in sizes), max(width for _, width in sizes)
-            check_grid(grid_of(unfinished.jobs[0], paths), largest, len(paths))
         results: list[Generation] = []
         written: list[Path] = []
         bad: list[BadImage] = []
@@ -238,7 +235,8 @@ class Pipeline:
             judge=round(timings.judge, 4),
         )
         return GenerationRecord(
-            **recorded_settings(models.folder, request) | {"upscale_by": models.upscaled_by(request)},
+            **recorded_settings(models.folder, request, lora=models.adapters.record, refiner=models.refined_by)
+            | {"upscale_by": models.upscaled_by(request)},
             model=models.folder.checkpoint,
             checkpoint_sha256=models.folder.checkpoint_sha256,
             provider=self.provider,
@@ -323,6 +321,7 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
             check_job(folder, job, left.paths)
             with job.named():
                 refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
+        _check_grid_of(folder, left.jobs, left.paths)
     return PlannedRun(left, folder, provider, runtime)
 
 
@@ -334,6 +333,17 @@ def written_size(request: Request, last: Stage) -> tuple[int, int]:
     """
     size = request.init_image.size if request.init_image and request.only_masked else last.size
     return upscaled_size(request, size)
+
+
+def _check_grid_of(folder: PipelineFolder, jobs: Sequence[Job], paths: list[Path] | None) -> None:
+    """Refuse the grid of all images that jobs are to write, as :func:`check_grid`."""
+    if not (jobs and jobs[0].grid and paths and len(paths) > 1):
+        return
+    firsts = [job.requests[0] for job in jobs]
+    sizes = [written_size(first, checked_stages(folder, first)[-1]) for first in firsts]
+    prompts = [each.prompt for job in jobs for each in job.requests for _ in range(each.num_images)]
+    largest = max(height for height, _ in sizes), max(width for _, width in sizes)
+    check_grid(grid_of(jobs[0], paths), largest, len(paths), columns_of(prompts))
 
 
 def check_job(folder: PipelineFolder, job: Job, paths: Sequence[Path] | None) -> None:

@@ -38,16 +38,17 @@ def grid_path(path: Path, *, template: bool) -> Path:
     return path.with_name(f"grid{path.suffix}" if template else f"{stem}-grid{path.suffix}")
 
 
-def check_grid(path: Path, size: tuple[int, int], count: int) -> None:
+def check_grid(path: Path, size: tuple[int, int], count: int, columns: int | None = None) -> None:
     """Refuse a grid that is larger than its format or the memory has.
 
     Args:
         size: height and width in pixels of the largest image.
+        columns: as :func:`columns_of`; None for as near to a square as possible.
 
     Raises:
         UsageError: it is.
     """
-    columns = math.ceil(math.sqrt(count))
+    columns = columns or math.ceil(math.sqrt(count))
     height, width = math.ceil(count / columns) * (size[0] + _label_height(size[0])), columns * (size[1] + _BORDER)
     check_sides(path, (height, width))
     if height * width > MOST_PIXELS:

@@ -24,7 +24,7 @@ from sdort.generation.image_texts import read_texts
 from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
 from sdort.generation.job import Job, named_paths, plan_jobs
 from sdort.generation.output_names import is_template
-from sdort.generation.record import GenerationRecord, StageSeconds
+from sdort.generation.record import AdapterRecord, GenerationRecord, StageSeconds
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request, image_size
 from sdort.generation.running_controls import record_control
@@ -120,8 +120,21 @@ def find_unfinished(jobs: Sequence[Job], paths: Sequence[Path], folder: Pipeline
     return Unfinished(_without(jobs, done), left, [paths[number] for number in sorted(done)], _as_record(last))
 
 
-def recorded_settings(folder: PipelineFolder, request: Request) -> dict[str, Any]:
-    """What a request and its pipeline say in the record of an image: all that decides it, but for what it runs on."""
+def recorded_settings(
+    folder: PipelineFolder,
+    request: Request,
+    *,
+    lora: Sequence[AdapterRecord] | None = None,
+    refiner: PipelineFolder | None = None,
+) -> dict[str, Any]:
+    """Everything of a request and its pipeline that decides an image, for its record, but for what it runs on.
+
+    Args:
+        lora: the adapters that the sessions have; None for what their files are now.
+        refiner: the refiner that is open; None for the one in its folder now.
+    """
+    if request.refiner and refiner is None:
+        refiner = open_refiner(request.refiner, folder)
     height, width = image_size(folder, request)
     scheduler = find_scheduler(request.scheduler)[0] if request.scheduler else folder.scheduler_class
     return {
@@ -130,11 +143,11 @@ def recorded_settings(folder: PipelineFolder, request: Request) -> dict[str, Any
         "width": width,
         "scheduler": scheduler,
         "scheduler_name": request.scheduler,
-        "lora": [record_adapter(choice) for choice in request.lora],
+        "lora": [record_adapter(choice) for choice in request.lora] if lora is None else list(lora),
         "control": [record_control(control) for control in request.control],
         "ip_adapter_image": [record_ip_adapter_image(image) for image in request.ip_adapter_image],
         "model_hash": folder.model_hash,
-        "refiner_hash": open_refiner(request.refiner, folder).model_hash if request.refiner else None,
+        "refiner_hash": refiner.model_hash if request.refiner and refiner else None,
     }
 
 

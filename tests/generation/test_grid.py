@@ -12,9 +12,11 @@ from support.tiny_pipeline import Tiny
 
 import sdort
 from sdort.errors import OutputError, UsageError
+from sdort.generation import command
 from sdort.generation.grid import check_grid, columns_of, grid_path, grid_pixels
 from sdort.generation.image_texts import read_texts
 from sdort.generation.job import plan_jobs, plan_paths
+from sdort.providers.runtime_options import RuntimeOptions
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -86,3 +88,19 @@ def test_a_run_writes_its_grid_beside_the_images(
         one = pipeline.generate("a", steps=1, seed=3, output=tmp_path / "y.png", grid=True)
         assert one.grid is None
         assert "one image needs no grid" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("upscaled", [False, True])
+def test_a_grid_that_its_format_does_not_hold_is_refused_before_anything_is_loaded(
+    upscaled: bool, tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 40 prompts with two images each: two columns, 40 rows; and of images as an upscaler leaves them."""
+    monkeypatch.setattr(command, "written_size", lambda request, last: [64 * (16 if upscaled else 1)] * 2)
+    prompts = [f"p{number}" for number in range(40)]
+    jobs = plan_jobs(prompts, {"output": tmp_path / "a.webp", "num_images": 2, "grid": True})
+    paths, options = plan_paths(jobs), RuntimeOptions("cpu")
+    if upscaled:
+        with pytest.raises(UsageError, match="would have 2056x43040 pixels"):
+            command.prepare_run(tiny.onnx, jobs, paths, options)
+    else:
+        command.prepare_run(tiny.onnx, jobs, paths, options)

@@ -7,20 +7,23 @@ import random
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image
 from support.tiny_pipeline import Tiny
 
-from sdort.errors import OutputError, UsageError
+from sdort.errors import OutputError, SdortError, UsageError
 from sdort.first_use.command import load, run
 from sdort.generation import unfinished
 from sdort.generation.command import Pipeline
 from sdort.generation.from_image import REPLAYED
 from sdort.generation.pipeline import TextToImage
+from sdort.generation.record import AdapterRecord
 from sdort.generation.request import Request
 from sdort.generation.unfinished import _lines, find_unfinished, plan_unfinished, recorded_settings
+from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.folder import PipelineFolder, open_folder
 
 LINES: tuple[Mapping[str, Any], ...] = (
@@ -307,3 +310,17 @@ def test_lines_are_told_in_ranges() -> None:
 def test_without_a_file_of_prompts_nothing_is_left_out(folder: PipelineFolder, place: Path) -> None:
     jobs = plan_unfinished("a", {"seed": 1})
     assert find_unfinished(jobs, [Path("a.png")], folder).jobs == jobs
+
+
+def test_a_record_has_what_ran_and_not_what_the_files_became(tiny: Tiny, tmp_path: Path) -> None:
+    """A run keeps its adapters and its refiner open; their files may be gone when an image is written."""
+    gone = AdapterChoice(tmp_path / "gone.safetensors", 0.5)
+    request = Request("a", lora=(gone,), refiner=tmp_path / "gone")
+    folder, ran = open_folder(tiny.onnx), AdapterRecord("gone.safetensors", 0.5, "a" * 64, "b" * 64)
+    refiner: Any = SimpleNamespace(model_hash="c" * 16)
+    found = recorded_settings(folder, request, lora=[ran], refiner=refiner)
+    assert (found["lora"], found["refiner_hash"]) == ([ran], "c" * 16)
+    with pytest.raises(SdortError):
+        recorded_settings(folder, request, refiner=refiner)
+    with pytest.raises(SdortError):
+        recorded_settings(folder, request, lora=[ran])
