@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sdort.console import say
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import DECIMAL
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.prompt_syntax import WEIGHTINGS, check_depth
 from sdort.generation.request import MAX_PROMPT, Request
-from sdort.generation.wildcards import Wildcards
+from sdort.generation.wildcards import Wildcards, read_weight
 
 MOST_DRAWS = 10_000
 """Texts that are drawn for one prompt: a file whose lines name files doubles them."""
@@ -37,7 +36,6 @@ _TOLD = 4
 _FORM = re.compile(r"[{}]|__|\\_\\_")
 _WILDCARD = re.compile(r"__(?P<name>[^\s_{}|\\,:()\[\]](?:[^\n{}|\\,:()\[\]]{0,200}?[^\s_{}|\\,:()\[\]])?)__")
 _COUNT = re.compile(r"\s*(?P<least>[0-9]{1,4})?(?P<range>-(?P<most>[0-9]{1,4})?)?\$\$(?:(?P<joined>[^{}|$\\]*)\$\$)?")
-_WEIGHT = re.compile(rf"\s*(?P<weight>{DECIMAL})::")
 _ESCAPED = re.compile(r"\\([{}|])|\\(_)\\(?=_)")
 _STREAMS = {"prompt": "", "prompt_2": "", "negative_prompt": "negative", "negative_prompt_2": "negative"}
 """Text of a request -> numbers that it is drawn by: those of one prompt are the same for both text encoders."""
@@ -143,9 +141,8 @@ def _pairs(text: str) -> Iterator[tuple[int, int]]:
 
 def _weighted(text: _Text) -> tuple[float, _Text]:
     """The weight of an option and its text, whose first pieces are single characters."""
-    head = "".join(part for part in _characters(text))
-    found = _WEIGHT.match(head)
-    return (float(found["weight"]), text[found.end() :]) if found else (1.0, text)
+    weight, begin = read_weight("".join(_characters(text)))
+    return weight, text[begin:]
 
 
 def _characters(text: _Text) -> Iterator[str]:
@@ -224,10 +221,8 @@ class _Drawing:
             yield left.pop(self._numbers.choose([weight for weight, _ in left]))[1]
 
     def _line(self, name: str, depth: int) -> str:
-        lines = [_WEIGHT.match(line) for line in self._wildcards.lines(name)]
-        place = self._numbers.choose([float(found["weight"]) if found else 1.0 for found in lines])
-        found, line = lines[place], self._wildcards.lines(name)[place]
-        return self.text(_Reader(line[found.end() :] if found else line).read(), depth)
+        lines = self._wildcards.lines(name)
+        return self.text(_Reader(lines.texts[self._numbers.choose(lines.weights)]).read(), depth)
 
 
 def has_forms(text: str) -> bool:
@@ -245,7 +240,11 @@ def draw_text(text: str, seed: int, wildcards: Wildcards, stream: str = "") -> s
         UsageError: a form cannot be read, or there is no such file.
         BadModelError: a file cannot be read.
     """
-    return _Drawing(_Numbers(seed, stream), wildcards).text(_Reader(text).read())
+    return _draw(_Reader(text).read(), seed, wildcards, stream)
+
+
+def _draw(text: _Text, seed: int, wildcards: Wildcards, stream: str) -> str:
+    return _Drawing(_Numbers(seed, stream), wildcards).text(text)
 
 
 def draw_prompts(requests: Sequence[Request], names: Collection[str], wildcards: Wildcards) -> list[Request]:
@@ -260,7 +259,8 @@ def draw_prompts(requests: Sequence[Request], names: Collection[str], wildcards:
     forms = {text: _Reader(text) for each in requests for text in _texts(each, names).values() if has_forms(text)}
     if not forms:
         return list(requests)
-    drawing = {text for text, reader in forms.items() if any(not isinstance(part, str) for part in reader.read())}
+    read = {text: reader.read() for text, reader in forms.items()}
+    drawing = {text: parts for text, parts in read.items() if any(not isinstance(part, str) for part in parts)}
     if requests[0].prompt_weighting == "none":
         if drawing:
             say("with --prompt-weighting none {a|b} and __name__ in prompts are text")
@@ -277,8 +277,14 @@ def _texts(request: Request, names: Collection[str]) -> dict[str, str]:
     return {name: getattr(request, name) for name in _STREAMS if name in names}
 
 
-def _drawn(request: Request, names: Collection[str], drawing: Collection[str], wildcards: Wildcards) -> list[Request]:
-    """A request for each image where its texts are drawn, with the texts of its seed."""
+def _drawn(
+    request: Request, names: Collection[str], drawing: Mapping[str, _Text], wildcards: Wildcards
+) -> list[Request]:
+    """A request for each image where its texts are drawn, with the texts of its seed.
+
+    Args:
+        drawing: text that is drawn -> its forms.
+    """
     texts = _texts(request, names)
     templates = tuple((name, text) for name, text in texts.items() if text in drawing)
     # Variations are of one image: its seed draws.
@@ -289,7 +295,7 @@ def _drawn(request: Request, names: Collection[str], drawing: Collection[str], w
 
     def values(seed: int) -> dict[str, Any]:
         drawn = {
-            name: draw_text(text, seed, wildcards, _STREAMS[name]) if text in drawing else text
+            name: _draw(drawing[text], seed, wildcards, _STREAMS[name]) if text in drawing else text
             for name, text in texts.items()
         }
         return {name: _plain(text, request) for name, text in drawn.items()}

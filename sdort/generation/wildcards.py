@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import fnmatch
+import re
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
 from sdort.errors import UsageError, did_you_mean
+from sdort.errors.number_ranges import DECIMAL
 from sdort.errors.plain_text import cut, one_line
 from sdort.machine.input_file import read_input
 from sdort.machine.named_files import files_below
 
 MAX_FILE = 1 << 24
 """Bytes of a file of wildcards."""
+
+_WEIGHT = re.compile(rf"\s*(?P<weight>{DECIMAL})::")
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Texts to draw one of."""
+
+    weights: list[float]
+    texts: list[str]
+
+
+def read_weight(text: str) -> tuple[float, int]:
+    """The weight of ``2::text``, and where the text begins; 1 and 0 where it has none."""
+    found = _WEIGHT.match(text)
+    return (float(found["weight"]), found.end()) if found else (1.0, 0)
 
 
 class Wildcards:
@@ -24,7 +43,7 @@ class Wildcards:
 
     def __init__(self, folder: Path | None) -> None:
         self.folder = folder
-        self._read: dict[str, list[str]] = {}
+        self._read: dict[str, Lines] = {}
 
     @cached_property
     def names(self) -> dict[str, Path]:
@@ -40,15 +59,16 @@ class Wildcards:
         found = files_below(self.folder, (".txt",))
         return {path.relative_to(self.folder).with_suffix("").as_posix(): path for path in found}
 
-    def lines(self, name: str) -> list[str]:
-        """The lines of a file; of all files that fit where the name has a ``*``.
+    def lines(self, name: str) -> Lines:
+        """The lines of a file with their weights; of all files that fit where the name has a ``*``.
 
         Raises:
             UsageError: there is no folder, no such file, or it has no lines.
             BadModelError: a file cannot be read.
         """
         if name not in self._read:
-            self._read[name] = self._lines(name)
+            lines = [(line, *read_weight(line)) for line in self._lines(name)]
+            self._read[name] = Lines([weight for _, weight, _ in lines], [line[begin:] for line, _, begin in lines])
         return self._read[name]
 
     def _lines(self, name: str) -> list[str]:

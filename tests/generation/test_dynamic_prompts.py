@@ -15,6 +15,7 @@ from support.tiny_pipeline import Tiny
 
 from sdort import run
 from sdort.errors import SdortError, UsageError
+from sdort.generation import dynamic_prompts, wildcards
 from sdort.generation.dynamic_prompts import draw_text, has_forms, unescaped
 from sdort.generation.image_texts import read_texts
 from sdort.generation.job import plan_jobs
@@ -180,6 +181,29 @@ def test_each_image_is_drawn_by_its_own_seed(files: Path) -> None:
     assert mixed == [(7, 2, "plain"), *several[:2]]
     # Variations are of one image.
     assert prompts_of(text, seed=7, num_images=4, variation_strength=0.1) == [(7, 4, several[0][2])]
+
+
+def test_templates_and_weights_are_read_once_for_all_seeds(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (files / "many.txt").write_text("".join(f"{number + 1}::word {number}\n" for number in range(50)))
+    read: list[str] = []
+    numbers: list[str] = []
+    reader = dynamic_prompts._Reader.read
+
+    def counted(self: dynamic_prompts._Reader) -> Any:
+        read.append(self.text)
+        return reader(self)
+
+    def number(text: str) -> float:
+        numbers.append(text)
+        return float(text)
+
+    monkeypatch.setattr(dynamic_prompts._Reader, "read", counted)
+    for module in (dynamic_prompts, wildcards):
+        monkeypatch.setattr(module, "float", number, raising=False)
+    drawn = prompts_of("{2::a|b} __many__", seed="1-40", wildcards=files)
+    assert len({prompt for _, _, prompt in drawn}) > 10
+    assert [text for text in read if "{" in text] == ["{2::a|b} __many__"]
+    assert sorted(numbers) == sorted(["2", *(str(number) for number in range(1, 51))])
 
 
 def test_both_texts_of_a_prompt_are_drawn_alike_and_the_negative_one_by_itself() -> None:
