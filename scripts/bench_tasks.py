@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 import sdort
-from sdort.errors.number_ranges import check_sizes
+from sdort.errors.number_ranges import parse_size
 
 WARMUP = 2
 HIRES = 1.5
@@ -45,7 +45,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--provider", default="auto")
     parser.add_argument("--graph", action="store_true")
     parser.add_argument("--custom-ops", default="auto")
-    parser.add_argument("--size", default="512x512", help="height x width in pixels")
+    parser.add_argument("--size", default="512x512", help="width x height in pixels")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", type=Path)
@@ -66,7 +66,7 @@ def tasks(height: int, width: int) -> dict[str, dict[str, Any]]:
 
 
 def measure(pipeline: sdort.Pipeline, args: argparse.Namespace) -> list[dict[str, Any]]:
-    [(height, width)] = check_sizes([tuple(map(int, args.size.split("x")))])
+    height, width = parse_size(args.size)
     samples: dict[str, list[sdort.Generation]] = defaultdict(list)
     for number in range(WARMUP + args.rounds):
         for task, options in tasks(height, width).items():

@@ -103,7 +103,7 @@ def work(args: argparse.Namespace) -> int:
     command.save_image = lambda *given, **options: timed(phases, "PNG", lambda: save(*given, **options))
     before = time.time()
     with tempfile.TemporaryDirectory() as folder:
-        result = command.run(
+        result = import_module("sdort.first_use.command").run(
             args.pipeline, "a photograph of a red fox in the snow", provider=args.provider, steps=args.steps, seed=1,
             graph=args.graph, tuning=args.tuning, custom_ops=args.custom_ops, output=Path(folder) / "image.png",
         )  # fmt: skip

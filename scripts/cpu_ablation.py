@@ -23,6 +23,7 @@ from gpu_benchmark import UNETS, make_checkpoint
 
 import sdort
 from sdort.benchmark.timing import LEAST
+from sdort.errors.number_ranges import parse_size
 from sdort.exporter.export_options import StaticSize
 
 WARM_UP = 2
@@ -68,7 +69,7 @@ def arguments() -> argparse.Namespace:
     args = parser.parse_args()
     if args.repeat < LEAST:
         parser.error(f"--repeat {args.repeat}: fewer than {LEAST} calls have no interval")
-    args.sides = tuple(map(int, args.size.split("x")))
+    args.sides = parse_size(args.size)
     return args
 
 

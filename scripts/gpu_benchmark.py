@@ -42,6 +42,7 @@ import numpy as np
 import torch
 
 import sdort
+from sdort.errors.number_ranges import parse_size
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import open_session
@@ -205,7 +206,7 @@ def optimized(
     from sdort.exporter.export_options import StaticSize
     from sdort.optimizer.command import optimize
 
-    height, width = map(int, args.size.split("x"))
+    height, width = parse_size(args.size)
     name = f"{checkpoint.name}-{component}-{f'{args.batch}-{args.size}' if static else 'dynamic'}"
     work: Path = args.work
     exported, out = work / f"{name}-onnx", work / "-".join([name, args.provider, *disable])
@@ -282,7 +283,7 @@ def ort_optimized(component: str, checkpoint: Path, args: argparse.Namespace, fe
 
 
 def inputs(component: str, args: argparse.Namespace, checkpoint: Path) -> dict[str, torch.Tensor]:
-    height, width = (int(d) // 8 for d in args.size.split("x"))
+    height, width = (side // 8 for side in parse_size(args.size))
     device = args.device
     generator = torch.Generator(device).manual_seed(int(time.time()))
     latent = torch.randn(args.batch, 4, height, width, device=device, generator=generator)

@@ -26,6 +26,7 @@ import torch  # loads the CUDA libraries that ONNX Runtime needs
 import sdort
 from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
+from sdort.errors.number_ranges import parse_size
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.workload.cases import Case
@@ -73,7 +74,7 @@ def runner(args: argparse.Namespace, graph: bool) -> Any:
     """The component, ready to run on inputs on the device."""
     given = dict(option.split("=", 1) for option in args.provider_option)
     options = RuntimeOptions(args.provider, graph=graph, custom_ops=args.custom_ops, provider_options=given)
-    height, width = map(int, args.size.split("x"))
+    height, width = parse_size(args.size)
     engine = OnnxEngine(args.pipeline, choose_provider(options)[0], options)
     run = engine.prepare(Case(args.component, args.batch, height, width), 1, None)
     for _ in range(WARMUP):

@@ -25,6 +25,7 @@ from gpu_benchmark import make_pipeline, optimized
 
 import sdort
 from sdort.errors import SdortError
+from sdort.errors.number_ranges import parse_size
 from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import Batch
 from sdort.generation.decode import Decoder, Plan, size_of
@@ -99,7 +100,7 @@ class Generation:
 
     def __init__(self, args: argparse.Namespace) -> None:
         rng = np.random.default_rng(0)
-        height, width = (int(side) // 8 for side in args.size.split("x"))
+        height, width = (side // 8 for side in parse_size(args.size))
         self.args = args
         self.batch = Batch(2, 1, (4, height, width))
         texts = [rng.normal(size=(1, 77, 768)).astype(np.float32) for _ in range(2)]
@@ -187,7 +188,7 @@ def placement(checkpoint: Path, args: argparse.Namespace) -> list[Any]:
     from sdort.inspection.profile import measure_cases
     from sdort.workload.cases import Case
 
-    height, width = map(int, args.size.split("x"))
+    height, width = parse_size(args.size)
     provider = find_provider(args.provider)
     models = {c: optimized(c, checkpoint, args, static=False) for c in ("unet", "vae_decoder")}
     todo = [Case("unet", 2, height, width), Case("vae_decoder", 1, height, width)]

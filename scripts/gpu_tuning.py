@@ -133,11 +133,10 @@ def import_again(steps: Steps, fast: Path, size: str) -> dict[str, bytes]:
 
 def run_pipelines(steps: Steps, fast: Path, other: Path, size: str, carried: dict[str, bytes]) -> None:
     """A run of the model uses what was imported and tunes nothing; a run of another model does not use it."""
-    height, width = size.split("x")
     for folder, uses in ((fast, 3 if steps.tunes else 0), (other, 0)):
         started = time.perf_counter()
         image = steps.work / f"{folder.name}.png"
-        asked: list[Any] = ["--prompt", "a red circle", "--height", height, "--width", width, "--steps", "2"]
+        asked: list[Any] = ["--prompt", "a red circle", "--size", size, "--steps", "2"]
         done = steps.sdort(
             "run", str(folder), *asked, *steps.place, "-o", str(image), "--overwrite", "--seed", "1", "-v"
         )

@@ -22,6 +22,7 @@ from statistics import median
 from typing import Any
 
 import sdort
+from sdort.errors.number_ranges import parse_size
 
 PROMPT = "a photograph of a red fox in the snow"
 KERNEL = ("/proc/", "/sys/")
@@ -90,7 +91,7 @@ def in_diffusers(args: argparse.Namespace) -> Callable[[], Any]:
     pipeline.set_progress_bar_config(disable=True)
     size = {}
     if args.size:
-        size = dict(zip(("width", "height"), map(int, args.size.split("x")), strict=True))
+        size = dict(zip(("height", "width"), parse_size(args.size), strict=True))
 
     def draw() -> Any:
         return pipeline(PROMPT, num_inference_steps=args.steps, generator=torch.Generator().manual_seed(1), **size)
