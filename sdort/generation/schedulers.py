@@ -30,7 +30,7 @@ from sdort.pipelines.scheduler_names import (
     has_betas,
 )
 from sdort.samplers.find_sampler import SAMPLER_CLASSES, foreign_settings, sampler_values
-from sdort.samplers.noise_level import LEAST_SHARE
+from sdort.samplers.noise_level import LEAST_SHARE, at_zero_snr
 from sdort.samplers.sampler import Sampler
 from sdort.samplers.settings import ZERO_SNR
 
@@ -196,7 +196,7 @@ def _made(class_name: str, config: dict[str, Any]) -> Any:
 
     try:
         scheduler = getattr(diffusers, class_name).from_config(config)
-        return _at_zero_snr(scheduler, config) if config.get(ZERO_SNR) else scheduler
+        return _with_zero_snr(scheduler, config) if config.get(ZERO_SNR) else scheduler
     except ImportError as error:
         # diffusers' stand-in for a class whose packages are missing says: "... requires the scipy library but ...", and
         # a class that one setting of needs a package: "Make sure to install scipy if ...".
@@ -211,16 +211,14 @@ def _made(class_name: str, config: dict[str, Any]) -> Any:
         raise UsageError(f"{class_name} does not take this pipeline's noise schedule: {reason}") from error
 
 
-def _at_zero_snr(scheduler: Any, config: dict[str, Any]) -> Any:
-    """The scheduler with noise that begins without a signal (https://arxiv.org/abs/2305.08891, algorithm 1).
+def _with_zero_snr(scheduler: Any, config: dict[str, Any]) -> Any:
+    """The scheduler with noise that begins without a signal.
 
     Classes without this setting of diffusers drop it, and draw images of a medium brightness: they get its betas.
     """
     if ZERO_SNR in inspect.signature(type(scheduler).__init__).parameters:
         return scheduler
-    roots = np.sqrt(np.cumprod(1 - scheduler.betas.double().numpy()))
-    roots = (roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])
-    products = np.append(np.square(roots[:-1]), LEAST_SHARE)
+    products = at_zero_snr(np.cumprod(1 - scheduler.betas.double().numpy()), LEAST_SHARE)
     betas = 1 - products / np.append(1.0, products[:-1])
     return type(scheduler).from_config({**config, "trained_betas": betas.tolist()})
 

@@ -71,13 +71,20 @@ def trained_shares(values: Mapping[str, Any], least: float) -> Array:
         least: the last share of a model of zero terminal SNR.
     """
     shares: Array = np.cumprod(1 - _betas(values))
-    if not values[ZERO_SNR]:
-        return shares
-    # Algorithm 1 of https://arxiv.org/abs/2305.08891.
+    return at_zero_snr(shares, least) if values[ZERO_SNR] else shares
+
+
+def at_zero_snr(shares: Array, least: float) -> Array:
+    """A table whose noise ends without a signal: algorithm 1 of https://arxiv.org/abs/2305.08891.
+
+    Args:
+        shares: [trained timesteps].
+        least: the last share.
+    """
     roots = np.sqrt(shares)
-    shares = np.square((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1]))
-    shares[-1] = least
-    return shares
+    rescaled: Array = np.square((roots - roots[-1]) * roots[0] / (roots[0] - roots[-1]))
+    rescaled[-1] = least
+    return rescaled
 
 
 def _betas(values: Mapping[str, Any]) -> Array:

@@ -30,7 +30,7 @@ from sdort.generation.recurrence import Recurrence, _agrees, _unit, _unit_walk
 from sdort.generation.refiner import _latents
 from sdort.generation.running_controls import _bound_sum, _BoundNet
 from sdort.generation.schedule_part import WHOLE, Begin, Part
-from sdort.generation.schedulers import _at_zero_snr, _try_steps
+from sdort.generation.schedulers import _try_steps, _with_zero_snr
 from sdort.generation.stages import Stage, _stage
 from sdort.generation.step_conditions import StepConditions
 from sdort.generation.terminal_picture import _kitty, _png, _runs, _sixel
@@ -551,8 +551,8 @@ def test_noise_begins_without_a_signal() -> None:
 
     betas = torch.linspace(0.001, 0.4, 12, dtype=torch.float32)
     own = Rescaled(betas)
-    assert _at_zero_snr(own, {}) is own
-    config = _at_zero_snr(Plain(betas), {"beta_start": 1, "trained_betas": None})
+    assert _with_zero_snr(own, {}) is own
+    config = _with_zero_snr(Plain(betas), {"beta_start": 1, "trained_betas": None})
     assert config["beta_start"] == 1
     roots = np.sqrt(np.cumprod(1 - betas.double().numpy()))
     shifted = (roots - roots[-1]) * roots[0] / (roots[0] - roots[-1])

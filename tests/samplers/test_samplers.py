@@ -17,7 +17,7 @@ from support.tiny_pipeline import SCHEDULER
 from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.generation.recurrence import find_recurrence
 from sdort.generation.schedule_part import Begin, Part, PartSteps
-from sdort.generation.schedulers import STUMBLES, _at_zero_snr
+from sdort.generation.schedulers import STUMBLES, _with_zero_snr
 from sdort.model.signature import Array
 from sdort.pipelines.scheduler_names import CLASSES
 from sdort.samplers.find_sampler import SAMPLER_CLASSES, foreign_settings, sampler_values
@@ -120,7 +120,7 @@ def drawn_part(calls: int, order: int, draw: random.Random) -> Part:
 def make_theirs(made: Any, config: dict[str, Any], steps: int, eta: float | None) -> DiffusersSampler:
     scheduler = made.from_config(config)
     if config.get(ZERO_SNR):
-        scheduler = _at_zero_snr(scheduler, config)
+        scheduler = _with_zero_snr(scheduler, config)
     scheduler.set_timesteps(steps)
     if eta is not None:
         scheduler.step = partial(scheduler.step, eta=eta)
