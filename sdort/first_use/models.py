@@ -16,8 +16,8 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.first_use.given_checkpoint import Checkpoint, downloaded, find_checkpoint
 from sdort.first_use.making_plan import Making, MakingPlan
+from sdort.lowering.own_operators import own_operators
 from sdort.machine.version import __version__
-from sdort.optimizer.own_operators import own_operators
 from sdort.pipelines.configs import MANIFEST
 from sdort.pipelines.kept_models import MODEL, hold, kept_folder, kept_models, mark_used, read_kept, remake_hint
 from sdort.pipelines.own_files import listed_files

@@ -15,6 +15,7 @@ from sdort.console import detail, progress, to_json
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
 from sdort.errors.option_types import typed
 from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.own_operators import own_operators
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.machine.disk import WritePlan
 from sdort.model.domains import MICROSOFT
@@ -28,7 +29,6 @@ from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
 from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
-from sdort.optimizer.own_operators import own_operators
 from sdort.optimizer.provider_choice import provider_here
 from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.result_size import plan_space

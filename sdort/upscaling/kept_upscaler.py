@@ -15,15 +15,14 @@ from onnx import TensorProto
 
 from sdort.console import progress, say
 from sdort.errors import BadModelError, OutputError
+from sdort.lowering.own_operators import own_operators
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.machine.file_digest import file_digest
 from sdort.machine.version import __version__
-from sdort.model.domains import OWN_DOMAIN
 from sdort.model.model import Model
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.save import save_model
-from sdort.ops.library import why_no_kernels
 from sdort.pipelines.kept_models import (
     MODEL,
     hold,
@@ -74,7 +73,7 @@ def kept_upscaler(path: Path, provider: str, precision: str) -> tuple[Path, Upsc
 def _made_of(path: Path, provider: str, precision: str) -> dict[str, Any]:
     with progress(f"reading {path.name}"):
         digest = hashlib.sha256("".join(map(file_digest, _files(path))).encode()).hexdigest()
-    own = _uses_own_operators(provider)
+    own, _ = own_operators(provider)
     return {
         "upscaler": digest, "form": FORM, "sdort": __version__,
         "provider": provider, "precision": precision, "sdort_ops": own,
@@ -89,11 +88,6 @@ def _files(path: Path) -> list[Path]:
     tensors = read_component(path, COMPONENT).proto.graph.initializer
     found = {external.locate(tensor)[0] for tensor in tensors if tensor.data_location == TensorProto.EXTERNAL}
     return [path, *sorted(found - {path.resolve()})]
-
-
-def _uses_own_operators(provider: str) -> bool:
-    own = any(name.startswith(f"{OWN_DOMAIN}.") for name in load_target(provider).conditions)
-    return own and why_no_kernels(provider) is None
 
 
 def _checked(folder: Path, path: Path, made_of: dict[str, Any]) -> tuple[Path, UpscalerFacts]:

@@ -150,7 +150,7 @@ def open_upscaler(path: Path, options: RuntimeOptions, precision: str | None = N
     """
     options = replace(options, graph=False, adapters=False, split=False)
     provider, _ = choose_provider(options)
-    chosen = precision or ("fp16" if provider.on_gpu else "fp32")
+    chosen = precision or provider.usual_precision
 
     def opened(wanted: str) -> tuple[Session, UpscalerFacts]:
         file, facts = kept_upscaler(path, provider.name, wanted)

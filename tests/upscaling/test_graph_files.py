@@ -103,7 +103,7 @@ def test_weights_beyond_fp16_run_in_fp32(
     with pytest.raises(HalfOverflowError, match="fp16 cannot hold values of 1"):
         open_upscaler(weights, CPU, "fp16")
     provider, _ = probe.choose_provider(CPU)
-    on_gpu = type("Gpu", (), {"name": "cpu", "on_gpu": True})
+    on_gpu = type("Gpu", (), {"name": "cpu", "usual_precision": "fp16"})
     opened = session.open_or_fall_back
     monkeypatch.setattr(opening, "choose_provider", lambda options: (on_gpu, None))
     monkeypatch.setattr(
