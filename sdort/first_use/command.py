@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -188,7 +189,8 @@ def _planned(pipeline: str | Path, prompt: str | Sequence[str], options: RunOpti
     runtime, jobs = _jobs(prompt, options)
     paths = plan_paths(jobs)
     folder = pipeline_folder(pipeline, runtime)
-    return prepare_run(folder, [_with_parts(job, runtime) for job in jobs], paths, runtime)
+    part = cache(lambda model: part_folder(model, runtime))
+    return prepare_run(folder, [_with_parts(job, part) for job in jobs], paths, runtime)
 
 
 def _jobs(prompt: str | Sequence[str], options: RunOptions) -> tuple[RuntimeOptions, list[Job]]:
@@ -198,11 +200,11 @@ def _jobs(prompt: str | Sequence[str], options: RunOptions) -> tuple[RuntimeOpti
     return runtime, plan_unfinished(prompt, cast("GenerationOptions", generating))
 
 
-def _with_parts(job: Job, runtime: RuntimeOptions) -> Job:
-    """A job whose refiner and ControlNets are folders of ONNX models; checkpoints of them are made ready."""
+def _with_parts(job: Job, part: Callable[[Path], Path]) -> Job:
+    """A job whose refiner and ControlNets are folders of ONNX models, as ``part`` makes them of checkpoints."""
     first = job.requests[0]
-    refiner = part_folder(first.refiner, runtime) if first.refiner else None
-    controls = tuple(replace(control, path=part_folder(control.path, runtime)) for control in first.control)
+    refiner = part(first.refiner) if first.refiner else None
+    controls = tuple(replace(control, path=part(control.path)) for control in first.control)
     if (refiner, controls) == (first.refiner, first.control):
         return job
     return replace(job, requests=[replace(request, refiner=refiner, control=controls) for request in job.requests])
