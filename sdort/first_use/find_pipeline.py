@@ -13,7 +13,7 @@ from sdort.exporter.source import holds_lone_control
 from sdort.first_use.given_checkpoint import find_checkpoint, is_file_name, is_hub_id
 from sdort.first_use.making_plan import Making, MakingPlan
 from sdort.first_use.model_names import names, path_of_name
-from sdort.first_use.models import optimized_model, plan_model
+from sdort.first_use.models import kept_model, optimized_model, plan_model
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.weight_names import Kind
@@ -71,13 +71,14 @@ def made_folder(model: str | Path) -> Path:
     """The folder of ONNX models that was made of a checkpoint for the best provider here; what else there is as it is.
 
     Raises:
-        SdortError: as :func:`plan_folder`.
+        SdortError: a name's path is gone, or the checkpoint cannot be read.
     """
     place = named_path(model)
     if not is_checkpoint(place):
         return Path(place)
-    folder = plan_folder(place, RuntimeOptions())
-    return Path(place) if isinstance(folder, MakingPlan) else folder
+    provider = choose_provider(RuntimeOptions())[0]
+    making = Making((), provider.name, provider.usual_precision)
+    return kept_model(find_checkpoint(place), making) or Path(place)
 
 
 def plan_folder(model: str | Path, options: RuntimeOptions) -> Path | MakingPlan:

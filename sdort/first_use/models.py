@@ -56,17 +56,29 @@ def optimized_model(checkpoint: str | Path | Checkpoint, making: Making, *, draw
     return _checked(folder, checkpoint.name, made_of)
 
 
+def kept_model(checkpoint: Checkpoint, making: Making) -> Path | None:
+    """The model of a checkpoint, if the cache has it; nothing is made or downloaded.
+
+    Raises:
+        BadModelError: the checkpoint cannot be read; or the cache's folder is of another one.
+    """
+    if checkpoint.hub:
+        return _of_hub(checkpoint, making)
+    made_of = _made_of(checkpoint, making)
+    folder = kept_folder(made_of)
+    return _checked(folder, checkpoint.name, made_of) if hold(folder) else None
+
+
 def plan_model(checkpoint: Checkpoint, making: Making) -> Path | MakingPlan:
-    """The model of a checkpoint, if the cache has it; what is to be made if not. Nothing is made or downloaded.
+    """:func:`kept_model`; what is to be made if there is none.
 
     Raises:
         SdortError: as :func:`optimized_model`, as far as that is seen in the headers of the checkpoint's files.
     """
+    if known := kept_model(checkpoint, making):
+        return known
     if checkpoint.hub:
-        return _of_hub(checkpoint, making) or MakingPlan(checkpoint.name, None, None)
-    made_of = _made_of(checkpoint, making)
-    if hold(kept_folder(made_of)):
-        return _checked(kept_folder(made_of), checkpoint.name, made_of)
+        return MakingPlan(checkpoint.name, None, None)
     from sdort.first_use.making import plan_making
 
     return plan_making(checkpoint, making)
