@@ -19,6 +19,7 @@ from sdort.exporter.vae_parts import holds_vae
 from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
 from sdort.pipelines.origin import ORIGIN, has_mark
+from sdort.pipelines.wrong_input import holds_models
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -31,7 +32,7 @@ def holds_onnx(path: Path) -> bool:
     """Whether ``path`` is an ONNX pipeline or file, not a checkpoint: a diffusers folder or a single file."""
     if path.is_file():
         return path.suffix.lower() not in _SINGLE_FILES
-    return any(path.glob("*.onnx")) or any(path.glob("*/*.onnx"))
+    return holds_models(path)
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from sdort.first_use.models import kept_model, optimized_model, plan_model
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.weight_names import Kind
-from sdort.pipelines.wrong_input import in_home, not_there
+from sdort.pipelines.wrong_input import holds_models, in_home, not_there
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 
@@ -132,7 +132,7 @@ def is_checkpoint(model: str | Path) -> bool:
     text = str(model)
     path = in_home(text)
     if path.is_dir():
-        return (path / INDEX).is_file() and not any(path.glob("*.onnx")) and not any(path.glob("*/*.onnx"))
+        return (path / INDEX).is_file() and not holds_models(path)
     if path.is_file():
         return path.suffix != ".onnx" and recognise_file(path).kind in (Kind.CHECKPOINT, Kind.UNET)
     return not os.path.lexists(path) and (text in DEMO_NAMES or is_hub_id(text))

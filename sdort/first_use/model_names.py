@@ -25,7 +25,7 @@ from sdort.machine.json_text import parse_json
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.weight_names import Kind
-from sdort.pipelines.wrong_input import in_home, not_there
+from sdort.pipelines.wrong_input import holds_models, in_home, not_there
 from sdort.staging import locked, write_atomically
 
 _FILE = "names.json"
@@ -170,7 +170,7 @@ def unknown_name(name: str) -> UsageError:
 
 def _refuse_kind(path: Path) -> None:
     if path.is_dir():
-        if not ((path / INDEX).is_file() or any(path.glob("*.onnx")) or any(path.glob("*/*.onnx"))):
+        if not ((path / INDEX).is_file() or holds_models(path)):
             raise BadModelError(
                 f"{path} is no pipeline: it has neither {INDEX} nor ONNX models",
                 hint="Give a diffusers folder, one of sdort export, or a single file.",

@@ -82,6 +82,11 @@ def no_diffusers_pipeline(path: Path) -> BadModelError:
     )
 
 
+def holds_models(folder: Path) -> bool:
+    """Whether ONNX models lie in a folder or one below it, as a pipeline has them."""
+    return any(folder.glob("*.onnx")) or any(folder.glob("*/*.onnx"))
+
+
 def expect_onnx(path: Path, *, nested: bool = False) -> None:
     """Raise an error that says what ``path`` is, if it is known and holds no ONNX models.
 
