@@ -10,7 +10,7 @@ from sdort.console import say
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError, nearest_name
 from sdort.exporter.source import holds_lone_control
-from sdort.first_use.given_checkpoint import find_checkpoint, is_file_name, is_hub_id
+from sdort.first_use.given_checkpoint import Checkpoint, find_checkpoint, is_file_name, is_hub_id
 from sdort.first_use.making_plan import Making, MakingPlan
 from sdort.first_use.model_names import names, path_of_name
 from sdort.first_use.models import kept_model, optimized_model, plan_model
@@ -40,8 +40,13 @@ def pipeline_folder(model: str | Path, options: RuntimeOptions) -> Path:
     if not is_checkpoint(place):
         _refuse_misspelt(str(place))
         return Path(place)
+    return optimized_model(*_wanted(place, options), draws=True)
+
+
+def _wanted(place: str | Path, options: RuntimeOptions) -> tuple[Checkpoint, Making]:
+    """A checkpoint, and what is made of it for the provider of a run: all its components, in the usual precision."""
     provider = choose_provider(options)[0]
-    return optimized_model(find_checkpoint(place), Making((), provider.name, provider.usual_precision), draws=True)
+    return find_checkpoint(place), Making((), provider.name, provider.usual_precision)
 
 
 def _refuse_misspelt(text: str) -> None:
@@ -76,9 +81,7 @@ def made_folder(model: str | Path) -> Path:
     place = named_path(model)
     if not is_checkpoint(place):
         return Path(place)
-    provider = choose_provider(RuntimeOptions())[0]
-    making = Making((), provider.name, provider.usual_precision)
-    return kept_model(find_checkpoint(place), making) or Path(place)
+    return kept_model(*_wanted(place, RuntimeOptions())) or Path(place)
 
 
 def plan_folder(model: str | Path, options: RuntimeOptions) -> Path | MakingPlan:
@@ -90,8 +93,7 @@ def plan_folder(model: str | Path, options: RuntimeOptions) -> Path | MakingPlan
     place = named_path(model)
     if not is_checkpoint(place):
         return Path(place)
-    provider = choose_provider(options)[0]
-    return plan_model(find_checkpoint(place), Making((), provider.name, provider.usual_precision))
+    return plan_model(*_wanted(place, options))
 
 
 def part_folder(model: str | Path, options: RuntimeOptions) -> Path:
@@ -103,8 +105,7 @@ def part_folder(model: str | Path, options: RuntimeOptions) -> Path:
     place = named_path(model)
     if not is_checkpoint(place) and not _is_control(place):
         return Path(place)
-    provider = choose_provider(options)[0]
-    return optimized_model(find_checkpoint(place), Making((), provider.name, provider.usual_precision))
+    return optimized_model(*_wanted(place, options))
 
 
 def _is_control(model: str | Path) -> bool:
