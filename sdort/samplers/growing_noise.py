@@ -129,6 +129,14 @@ class EulerAncestralDiscreteScheduler(_GrowingNoise):
         return latents + (down - self.sigmas[call]) * gaussian + up * draw()
 
 
+def _of_calls(sigmas: list[float]) -> list[float]:
+    """The sigmas [2 steps] of a sampler that calls the model twice a step, of those [steps + 1] of the steps.
+
+    The first and the last stand once: the last step has one call.
+    """
+    return [sigmas[0], *(each for sigma in sigmas[1:-1] for each in (sigma, sigma)), sigmas[-1]]
+
+
 class HeunDiscreteScheduler(_GrowingNoise):
     """Heun's method: algorithm 1 of https://arxiv.org/abs/2206.00364 without added noise."""
 
@@ -145,7 +153,7 @@ class HeunDiscreteScheduler(_GrowingNoise):
 
     def arrange(self, table: SigmaTable, times: Array, sigmas: list[float]) -> None:
         self.timesteps = np.concatenate([times[:1], times[1:].repeat(2)]).astype(np.float32)
-        self.sigmas = self.asked = [sigmas[0], *(each for sigma in sigmas[1:-1] for each in (sigma, sigma)), sigmas[-1]]
+        self.sigmas = self.asked = _of_calls(sigmas)
 
     def advance(self, call: int, gaussian: Array, latents: Array, draw: Draw) -> Array:
         if self._first is None:
@@ -180,7 +188,7 @@ class KDPM2DiscreteScheduler(_GrowingNoise):
         pairs = list(zip(sigmas, middles, strict=False))
         self.asked = [each for pair in pairs for each in pair][:-1]
         # An image's latents get the noise of a step's end before its second call.
-        self.sigmas = [sigmas[0], *(each for sigma in sigmas[1:-1] for each in (sigma, sigma)), sigmas[-1]]
+        self.sigmas = _of_calls(sigmas)
         self._middles = middles
 
     def middle(self, sigma: float, following: float) -> float:

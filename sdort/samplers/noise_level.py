@@ -39,11 +39,6 @@ class Level:
         signal = 1 / math.sqrt(sigma * sigma + 1)
         return cls(signal, sigma * signal)
 
-    @property
-    def sigma(self) -> float:
-        """The noise beside a signal of 1."""
-        return self.noise / self.signal
-
     def image(self, prediction: str, output: Array, latents: Array) -> Array:
         """The image that a model's output predicts (v: https://arxiv.org/abs/2202.00512, appendix D)."""
         if prediction == "epsilon":
