@@ -13,7 +13,7 @@ from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
 from sdort.cli.number_types import Duration, NumberList
 from sdort.cli.options import decoding_options, runtime_options, sizes_option
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
-from sdort.errors.number_ranges import BUDGET
+from sdort.errors.number_ranges import BUDGET, size_words
 
 if TYPE_CHECKING:
     from sdort.tables import Table
@@ -138,8 +138,8 @@ def _run_command(pipeline: Path, options: Mapping[str, Any]) -> str:
     runtime = {field.name: options[field.name] for field in fields(RuntimeOptions) if field.name in options}
     words = ["sdort", "run", pipeline, "--prompt", short_prompt(pipeline)]
     words += runtime_words(RuntimeOptions(**runtime))
-    for height, width in options["sizes"][:1]:
-        words += ["--size", f"{width}x{height}"]
+    for size in options["sizes"][:1]:
+        words += ["--size", size_words(size)]
     images = options["batch_sizes"][0]
     words += ["--num-images", images] if images > 1 else []
     return shlex.join(map(str, words))

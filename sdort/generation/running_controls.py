@@ -32,6 +32,7 @@ from sdort.generation.prepared_inputs import (
     timed_rows,
 )
 from sdort.generation.record import ControlRecord
+from sdort.generation.resampling import shares
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.model.signature import Array, timestep_shape
 from sdort.onnx_io.model_hash import hash_model
@@ -375,8 +376,7 @@ def _pixels(model: ControlModel, size: tuple[int, int]) -> Array:
             + (", which are other proportions" if stretched else "")
         )
         picture = picture.resize((width, height), Image.Resampling.LANCZOS)
-    values = np.asarray(picture, np.float32) / np.float32(255)
-    return values.reshape(height, width, -1).transpose(2, 0, 1)[None]
+    return shares(picture)
 
 
 def record_control(control: Control) -> ControlRecord:
