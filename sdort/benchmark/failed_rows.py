@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sdort.benchmark.rows import Row
 from sdort.errors import ParityError
+from sdort.errors.number_ranges import size_words
 
 MOST_LISTED = 12
 """Failures that a message names one by one; the result has them all."""
@@ -29,7 +30,8 @@ def refuse_failed(rows: Sequence[Row]) -> None:
 def failures(rows: Sequence[Row]) -> list[str]:
     """Each row that failed its check, in words: which one, and by how much."""
     return [
-        f"{row.pipeline}, {row.component}, batch {row.batch_size}, {row.width}x{row.height}, {row.dtype}: {row.status}"
+        f"{row.pipeline}, {row.component}, batch {row.batch_size}, {size_words((row.height, row.width))}, {row.dtype}: "
+        f"{row.status}"
         for row in rows
         if row.failed
     ]

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from sdort.benchmark.rows import Row
+from sdort.errors.number_ranges import size_words
 from sdort.errors.plain_text import one_line
 from sdort.workload.cases import WHOLE_PIPELINE
 
@@ -25,7 +26,7 @@ def varying_case(row: Row, rows: Sequence[Row]) -> list[str]:
     batches = {other.batch_size for other in rows}
     sizes = {(other.height, other.width) for other in rows}
     batch = [f"batch {row.batch_size}"] if len(batches) > 1 else []
-    return [*batch, *([f"{row.width}x{row.height}"] if len(sizes) > 1 else [])]
+    return [*batch, *([size_words((row.height, row.width))] if len(sizes) > 1 else [])]
 
 
 def contender_label(row: Row, rows: Sequence[Row]) -> str:

@@ -11,6 +11,7 @@ from sdort.benchmark.digits import optional_digits, time_ratio
 from sdort.benchmark.labels import case_label, contender_label, dtype_text
 from sdort.benchmark.rows import Row
 from sdort.console import to_json
+from sdort.errors.number_ranges import size_words
 from sdort.errors.plain_text import one_line
 from sdort.providers import PROVIDERS
 from sdort.tables import Table, counted
@@ -24,7 +25,7 @@ _FULL: list[tuple[str, Callable[[Row], str]]] = [
     ("engine", lambda row: f"{row.engine} {row.provider} {dtype_text(row.dtype)}"),
     ("component", lambda row: row.component),
     ("batch", lambda row: str(row.batch_size)),
-    ("size", lambda row: f"{row.width}x{row.height}"),
+    ("size", lambda row: size_words((row.height, row.width))),
     ("median ms", lambda row: optional_digits(row.median_ms)),
     ("mean", lambda row: optional_digits(row.mean_ms)),
     ("p90", lambda row: optional_digits(row.p90_ms)),
@@ -124,7 +125,7 @@ def settings(rows: Sequence[Row]) -> str:
     shared = {
         f"batch {row.batch_size}": {other.batch_size for other in rows} for row in rows[:1]
     } | {
-        f"{row.width}x{row.height}": {(other.height, other.width) for other in rows} for row in rows[:1]
+        size_words((row.height, row.width)): {(other.height, other.width) for other in rows} for row in rows[:1]
     } | {dtype_text(row.dtype): {other.dtype for other in rows} for row in rows[:1]}  # fmt: skip
     parts = [name for name, values in shared.items() if len(values) == 1]
     parts += [counted(row.steps, "step") for row in rows if row.steps][:1]

@@ -15,7 +15,7 @@ from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, open_reference, original_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import BATCH_SIZE, REPEAT, STEPS, WARMUP, check_fields, check_sizes
+from sdort.errors.number_ranges import BATCH_SIZE, REPEAT, STEPS, WARMUP, check_fields, check_sizes, size_words
 from sdort.generation.images import Generated
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -71,7 +71,7 @@ def plan_cases(path: Path, components: Sequence[str], engines: Sequence[Engine],
     factor = engines[-1].factor
     for height, width in options.sizes:
         if height % factor or width % factor:
-            raise UsageError(f"--size {width}x{height}: width and height must be multiples of {factor}")
+            raise UsageError(f"--size {size_words((height, width))}: width and height must be multiples of {factor}")
     sizes = options.sizes or [engines[-1].default_size()]
     made = cases(components, options.batch_sizes, sizes, default_prompts(path)[0])
     todo = [_guided(case, engines) for case in made]

@@ -11,6 +11,7 @@ from sdort.benchmark.digits import digits
 from sdort.benchmark.labels import bar_label, contender_label
 from sdort.benchmark.report.theme import SERIES, WIDTH, horizontal, legend, new_figure, row_height, text_on, title
 from sdort.benchmark.rows import Row
+from sdort.errors.number_ranges import size_words
 from sdort.verification.report.html import Theme
 from sdort.workload.cases import WHOLE_PIPELINE
 
@@ -114,7 +115,9 @@ def _named_bars(rows: Sequence[Row]) -> list[tuple[str, str, Row]]:
     Where there are more contenders than colours, they are a part of the case, and the second name is empty.
     """
     sizes = len({(row.height, row.width) for row in rows}) > 1
-    cases = [row.component.replace("_", " ") + (f", {row.width}x{row.height}" if sizes else "") for row in rows]
+    cases = [
+        row.component.replace("_", " ") + (f", {size_words((row.height, row.width))}" if sizes else "") for row in rows
+    ]
     contenders = [contender_label(row, rows) for row in rows]
     if len({*contenders}) > len(SERIES):
         bars = [(f"{case}: {name}", "", row) for case, name, row in zip(cases, contenders, rows, strict=True)]
