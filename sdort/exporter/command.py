@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import onnx
 
@@ -28,7 +28,6 @@ from sdort.exporter.manifest import (
     write_manifest,
 )
 from sdort.exporter.open_source import open_source
-from sdort.exporter.replacements import MadeWith
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size
 from sdort.exporter.source import Source, check_processors, component_config, entry_of, select_components
 from sdort.exporter.template import Template, fill, make_template, resized
@@ -122,11 +121,8 @@ def plan_export(
     request = check_options(options)
     check_output(Path(out), overwrite, _reads(str(model), request), why_foreign=why_foreign)
     cache = TraceCache(request.cache_dir, keeps=False)
-    with _opened(str(model), request, downloads=False) as source:
-        chosen = _components(source, request, cache)
-        adaptation = _adapted(source, chosen, request)
-        chosen = [adaptation.words.component(component) for component in chosen]
-        return plan_space(chosen, adaptation.tensors, Path(out), request.opset, cache)
+    with _described(str(model), request, cache, downloads=False) as opened:
+        return opened.space(Path(out))
 
 
 def _opened(model: str, request: ExportRequest, downloads: bool = True) -> AbstractContextManager[Source]:
@@ -168,18 +164,14 @@ def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, sign
     with (
         # First, so that an existing OUT is an error before a long download.
         staged_directory(out, overwrite, _reads(model, request), why_foreign=why_foreign) as stage,
-        _opened(model, request) as source,
+        _described(model, request, cache) as opened,
     ):
-        components = _components(source, request, cache)
-        adaptation = _adapted(source, components, request)
-        components = [adaptation.words.component(component) for component in components]
-        plan_space(components, adaptation.tensors, out, request.opset, cache).raise_if_short()
-        _tell_growth(source.name, components, adaptation)
-        report = _report(out, source, adaptation, request)
-        for component in components:
-            report.components.append(_export_component(component, adaptation, stage, request.opset, cache))
-        made_of = _MadeOf(source.origin, _named_path(model), request.made_with)
-        _write_rest(stage, source, components, adaptation, cache, report, made_of)
+        opened.space(out).raise_if_short()
+        _tell_growth(opened.source.name, opened.components, opened.adaptation)
+        report = opened.report(out)
+        for component in opened.components:
+            report.components.append(_export_component(component, opened.adaptation, stage, request.opset, cache))
+        opened.write_rest(stage, report)
         if signer:
             signer.sign(stage, real(out).name)
     report.seconds = time.perf_counter() - start
@@ -234,15 +226,38 @@ class OpenExport:
         Raises:
             BadModelError: the weights and an architecture do not fit.
         """
-        report = _report(folder, self.source, self.adaptation, self.request)
+        report = self.report(folder)
         weights: dict[str, BoundWeights] = {}
         for component in self.components:
             graph = _bound_graph(component, self.adaptation, self.request.opset, self.cache)
             report.components.append(_write_graph(graph, folder / component.name))
             weights[component.name] = graph.unwritten(folder / component.name)
-        made_of = _MadeOf(self.source.origin, _named_path(self.model), self.request.made_with)
-        _write_rest(folder, self.source, self.components, self.adaptation, self.cache, report, made_of)
+        self.write_rest(folder, report)
         return weights
+
+    def space(self, out: Path) -> WritePlan:
+        """What :func:`export` would write to ``out``, and whether it fits."""
+        return plan_space(self.components, self.adaptation.tensors, out, self.request.opset, self.cache)
+
+    def report(self, out: Path) -> ExportReport:
+        """The report of an export to ``out``, without components yet."""
+        source, request, adaptation = self.source, self.request, self.adaptation
+        pipeline, static = str(source.index.get("_class_name")), str(request.static) if request.static else None
+        report = ExportReport(out, source.name, pipeline, request.opset, static)
+        report.adapters, report.words = adaptation.adapters, list(adaptation.words.words)
+        report.ip_adapters = list(source.ip_adapters)
+        return report
+
+    def write_rest(self, folder: Path, report: ExportReport) -> None:
+        """Write everything but the graphs and their weights; the list of all files last."""
+        words = self.adaptation.words
+        for component in self.components:
+            config = words.config(component.name, component_config(self.source, component.name, self.cache))
+            write_json(folder / component.name / "config.json", config)
+        copy_processors(self.source, folder)
+        words.write(folder)
+        write_index(folder, self.source, self.components)
+        write_manifest(folder, report, self.source.origin, _named_path(self.model), self.request.made_with)
 
 
 @contextmanager
@@ -256,12 +271,17 @@ def open_export(model: str | Path, **options: Unpack[ExportOptions]) -> Iterator
         SdortError: as :func:`export`.
     """
     request = check_options(options)
-    cache = TraceCache(request.cache_dir)
-    with _opened(str(model), request) as source:
+    with _described(str(model), request, TraceCache(request.cache_dir)) as opened:
+        yield opened
+
+
+@contextmanager
+def _described(model: str, request: ExportRequest, cache: TraceCache, downloads: bool = True) -> Iterator[OpenExport]:
+    with _opened(model, request, downloads) as source:
         components = _components(source, request, cache)
         adaptation = _adapted(source, components, request)
         components = [adaptation.words.component(component) for component in components]
-        yield OpenExport(str(model), source, components, adaptation, request, cache)
+        yield OpenExport(model, source, components, adaptation, request, cache)
 
 
 def _tell_growth(name: str, components: list[ComponentSpec], adaptation: Adaptation) -> None:
@@ -275,42 +295,6 @@ def _tell_growth(name: str, components: list[ComponentSpec], adaptation: Adaptat
             f"{name} has {size_text(stored)} of weights, and the export has them in fp32: {size_text(written)}. sdort "
             "run takes the checkpoint itself, without such a copy"
         )
-
-
-class _MadeOf(NamedTuple):
-    """What the manifest says of the checkpoint: what was read, its path where the user named it by that, and how."""
-
-    origin: Path
-    named: Path | None
-    made_with: MadeWith
-
-
-def _report(out: Path, source: Source, adaptation: Adaptation, request: ExportRequest) -> ExportReport:
-    pipeline, static = str(source.index.get("_class_name")), str(request.static) if request.static else None
-    report = ExportReport(out, source.name, pipeline, request.opset, static)
-    report.adapters, report.words = adaptation.adapters, list(adaptation.words.words)
-    report.ip_adapters = list(source.ip_adapters)
-    return report
-
-
-def _write_rest(
-    folder: Path,
-    source: Source,
-    components: list[ComponentSpec],
-    adaptation: Adaptation,
-    cache: TraceCache,
-    report: ExportReport,
-    made_of: _MadeOf,
-) -> None:
-    """Write everything but the graphs and their weights; the list of all files last."""
-    words = adaptation.words
-    for component in components:
-        config = words.config(component.name, component_config(source, component.name, cache))
-        write_json(folder / component.name / "config.json", config)
-    copy_processors(source, folder)
-    words.write(folder)
-    write_index(folder, source, components)
-    write_manifest(folder, report, *made_of)
 
 
 def _adapted(source: Source, components: list[ComponentSpec], request: ExportRequest) -> Adaptation:

@@ -80,14 +80,12 @@ class ExportReport:
     """Seconds of the whole export."""
 
 
-def write_manifest(
-    folder: Path, report: ExportReport, origin: Path, named: Path | None = None, made_with: MadeWith | None = None
-) -> None:
+def write_manifest(folder: Path, report: ExportReport, origin: Path, named: Path | None, made_with: MadeWith) -> None:
     """Write ``sdort.json``, the last file: versions, shapes, and the list of the others.
 
     Args:
         origin: the folder or file that was read.
-        named: its path, where the user named it by that.
+        named: its path, where the user named it by that; else None.
         made_with: how it was read.
 
     Raises:
@@ -105,7 +103,7 @@ def write_manifest(
         # From the folder, so that what is published names no user of this machine.
         "path": os.path.relpath(named.resolve(), folder.resolve()) if named else None,
         ORIGIN: origin_mark(origin),
-        MADE_WITH: (made_with or MadeWith()).record(),
+        MADE_WITH: made_with.record(),
         "pipeline": report.pipeline,
         "opset": report.opset,
         "static": report.static,

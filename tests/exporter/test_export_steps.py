@@ -363,7 +363,8 @@ def test_the_order_of_an_export(
         calls.append("moved")
 
     @contextmanager
-    def opened(model: str, request: Any) -> Any:
+    def opened(model: str, request: Any, downloads: bool) -> Any:
+        assert downloads
         calls.append(("open", model))
         yield source
 
