@@ -27,7 +27,6 @@ TILES = (512, 384, 256, 192, 128, 64)
 512 takes the image of a Stable Diffusion 1.5 whole."""
 _SHARE = 0.5
 """Share of the free memory that a tile may plan with: a convolution's workspace is not counted."""
-_PRECISIONS = ("fp16", "fp32")
 
 
 class Upscaler:
