@@ -6,12 +6,14 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from sdort.console import progress, say
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.adaptation import Adaptation, adapt
+from sdort.exporter.checkpoint import ANY_VARIANT, needs_variants
 from sdort.exporter.open_source import open_source
 from sdort.exporter.replacements import MadeWith
 from sdort.exporter.signatures import LIBRARIES, VAES
@@ -19,6 +21,7 @@ from sdort.exporter.source import Source, component_config, entry_of
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import PlannedWrite, plan_writes
 from sdort.machine.file_digest import file_digest
+from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
 from sdort.model.weights import Weight
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.embedding_file import EmbeddingChoice
@@ -51,15 +54,18 @@ def checkpoint_folder(checkpoint: Path, manifest: Mapping[str, Any], places: Seq
         places: folders where the files of adapters and embeddings and other parts are looked for, if they moved.
 
     Raises:
+        MissingPackageError: torch, diffusers or transformers is not installed; nothing is written then.
         UsageError: one of these files is not there, or another one is.
         BadModelError: the checkpoint or a file is broken, or they do not belong together.
         OutputError: there is no room for it.
     """
+    need_packages(*COMPARING, what=RUNNING)
     adapters = [AdapterChoice(_find(entry, places), entry["scale"]) for entry in manifest.get("adapters") or []]
     words = [EmbeddingChoice(_find(entry, places), entry["word"]) for entry in manifest.get("words") or []]
     made = MadeWith.of_manifest(manifest, places)
     replaced = made.for_folder if checkpoint.is_dir() else made.replaced
     pickled = made.allow_pickle or checkpoint.is_file()
+    made = replace(made, variant=made.variant or ANY_VARIANT)
     with (
         temporary_folder("checkpoint") as folder,
         open_source(
@@ -115,7 +121,7 @@ def _write(
 
 def _written(source: Source, made: MadeWith, tensors: Tensors, adapted: Adaptation) -> list[str]:
     """The parts whose weights do not lie in a folder as diffusers would load them."""
-    if made.variant or made.allow_pickle:
+    if made.variant != ANY_VARIANT or made.allow_pickle or (source.folder.is_dir() and needs_variants(source.folder)):
         return list(tensors)
     return [
         name

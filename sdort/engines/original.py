@@ -14,9 +14,10 @@ from sdort.engines.engine import Engine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.torch import TorchEngine, check_checkpoint
 from sdort.errors import UsageError
+from sdort.exporter.checkpoint import needs_variants
 from sdort.exporter.replacements import MADE_WITH
 from sdort.exporter.vae_parts import holds_vae
-from sdort.machine.optional_packages import COMPARING, need_packages
+from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
 from sdort.pipelines.origin import ORIGIN, has_mark
 from sdort.pipelines.wrong_input import holds_models
@@ -36,7 +37,7 @@ def holds_onnx(path: Path) -> bool:
 
 
 @contextmanager
-def original_of(path: Path, hint: str) -> Iterator[Path | None]:
+def original_of(path: Path, hint: str, *, torch: bool = True) -> Iterator[Path | None]:
     """The pipeline that the one in ``path`` was made from, by its manifest; None when that is not on this machine.
 
     An optimized pipeline names the folder that it was made from. An export names its checkpoint, which is looked for
@@ -46,8 +47,10 @@ def original_of(path: Path, hint: str) -> Iterator[Path | None]:
 
     Args:
         hint: how to name the original, for errors.
+        torch: False leaves a checkpoint as it lies, which torch could then not load.
 
     Raises:
+        MissingPackageError: a folder is to be made of a checkpoint, and torch or what loads it is not installed.
         UsageError: another model lies there, the manifest has no mark, or the file of an adapter is not here.
     """
     manifest = read_manifest(path) if path.is_dir() else {}
@@ -66,7 +69,7 @@ def original_of(path: Path, hint: str) -> Iterator[Path | None]:
     if original is None:
         yield None
         return
-    with as_exported(path, original) as adapted:
+    with as_exported(path, original) if torch else nullcontext(original) as adapted:
         yield adapted
 
 
@@ -127,8 +130,9 @@ def as_exported(path: Path, reference: Path) -> Iterator[Path]:
 
 
 def _must_be_made(path: Path) -> bool:
-    """Whether a checkpoint is no diffusers pipeline, which one has to be made of: a single file, or a VAE alone."""
-    return path.is_file() or (path.is_dir() and holds_vae(path))
+    """Whether a checkpoint is no diffusers pipeline as torch loads it by default: a single file, a VAE alone, or one
+    whose weights are of a variant."""
+    return path.is_file() or (path.is_dir() and (holds_vae(path) or needs_variants(path)))
 
 
 def _is_pipeline(path: Path) -> bool:
@@ -181,7 +185,7 @@ def open_reference(path: Path, provider: Provider, options: RuntimeOptions) -> E
 
 def _torch_provider(provider: Provider) -> Provider:
     """The CPU when torch is a CPU build, whatever ONNX Runtime runs on."""
-    need_packages(*COMPARING, what="running a checkpoint in torch")
+    need_packages(*COMPARING, what=RUNNING)
     import torch
 
     return provider if torch.cuda.is_available() else CPU

@@ -17,7 +17,7 @@ from sdort.exporter.pipeline_parts import exported_class
 from sdort.exporter.source import PROCESSORS
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine.model_folder import check_model_folder
-from sdort.machine.optional_packages import COMPARING, need_packages
+from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
 from sdort.model.component_names import CLIP_PIXELS, DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec
 from sdort.model.vae_levels import vae_factor
@@ -80,7 +80,7 @@ class TorchEngine:
 
     def __init__(self, checkpoint: Path, provider: Provider, dtype: str, *, compiled: bool, device_id: int = 0) -> None:
         check_checkpoint(checkpoint)
-        need_packages(*COMPARING, what="running a checkpoint in torch")
+        need_packages(*COMPARING, what=RUNNING)
         import torch
 
         self.name = "torch-compile" if compiled else "torch"

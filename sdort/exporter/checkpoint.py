@@ -30,19 +30,24 @@ _PICKLES = {_DIFFUSERS: "diffusion_pytorch_model", _TRANSFORMERS: "pytorch_model
 """Stem of the names of safetensors -> that of pickles."""
 
 
+ANY_VARIANT = "*"
+"""Names of each folder the variant that it has alone, where it has no weights without one."""
+
+
 def read_checkpoint(folder: Path, component: str, variant: str | None, allow_pickle: bool) -> Mapping[str, Weight]:
     """The tensors of a component's folder, described and not read.
 
     Args:
         folder: the folder with the weights, such as ``MODEL/unet``.
         component: for messages.
-        variant: the part of the file names that tells variants apart, such as ``fp16``.
+        variant: the part of the file names that tells variants apart, such as ``fp16``, or :data:`ANY_VARIANT`.
         allow_pickle: fall back to pickled weights (``.bin``) where there are no safetensors.
 
     Raises:
         BadModelError: there are no weights of that variant, they are pickled, or a file is broken.
     """
     stem = _TRANSFORMERS if component in _OF_TRANSFORMERS else _DIFFUSERS
+    variant = sole_variant(folder, stem) if variant == ANY_VARIANT else variant
     # By name alone: a pipe or a broken link in the place of one is an error, no reason to read another.
     names = [name for name in _names(stem, variant) if os.path.lexists(folder / name)]
     if names:
@@ -63,9 +68,19 @@ def has_weights(folder: Path) -> bool:
     return any(_variants(folder, stem) for stem in (_DIFFUSERS, _TRANSFORMERS))
 
 
-def sole_variant(folder: Path) -> str | None:
-    """The variant of a folder of diffusers that has its weights in one variant alone; None where it needs no name."""
-    variants = _variants(folder, _DIFFUSERS)
+def needs_variants(folder: Path) -> bool:
+    """Whether a part of a diffusers folder has its weights in a variant alone, which its library asks for by name."""
+    parts = [part for part in folder.iterdir() if part.is_dir()]
+    return any(sole_variant(part, stem) for part in parts for stem in (_DIFFUSERS, _TRANSFORMERS))
+
+
+def sole_variant(folder: Path, stem: str = _DIFFUSERS) -> str | None:
+    """The variant of a folder that has its weights in one variant alone; None where it needs no name.
+
+    Args:
+        stem: of its files' names: by default as diffusers' classes have them.
+    """
+    variants = _variants(folder, stem)
     return next(iter(variants)) if len(variants) == 1 and "" not in variants else None
 
 

@@ -29,7 +29,14 @@ from sdort.exporter.manifest import (
 )
 from sdort.exporter.open_source import open_source
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, at_size
-from sdort.exporter.source import Source, check_processors, component_config, entry_of, select_components
+from sdort.exporter.source import (
+    Source,
+    check_copied,
+    check_processors,
+    component_config,
+    entry_of,
+    select_components,
+)
 from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
 from sdort.machine.disk import WritePlan
@@ -299,6 +306,7 @@ def _tell_growth(name: str, components: list[ComponentSpec], adaptation: Adaptat
 
 def _adapted(source: Source, components: list[ComponentSpec], request: ExportRequest) -> Adaptation:
     tensors = _read_tensors(source, components, request)
+    check_copied(source)
     return adapt(tensors, request.adapters, request.embeddings, source.part)
 
 

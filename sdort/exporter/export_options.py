@@ -75,7 +75,8 @@ class ExportOptions(TypedDict, total=False):
     """The CLIP image encoder of ``ip_adapter``: its folder or file; by default one that fits, of the checkpoint or
     beside the adapter."""
     variant: str | None
-    """Read the weights of this variant of a diffusers folder, such as ``fp16``."""
+    """Read the weights of this variant of a diffusers folder, such as ``fp16``; ``*`` stands for that which each part
+    has alone, where it has none without a name."""
     allow_pickle: bool
     """Read pickles: ``.bin`` weights of a diffusers folder where there are no safetensors, or a single ``.ckpt``."""
     config: str | Path | None

@@ -9,13 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import document
-from sdort.errors import BadModelError
 from sdort.exporter.baked_adapters import AppliedAdapter
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.new_words import AddedWord
 from sdort.exporter.replacements import MADE_WITH, MadeWith
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, GraphTensor
-from sdort.exporter.source import PROCESSORS, AppliedIpAdapter, Source
+from sdort.exporter.source import AppliedIpAdapter, Source, copied_processors, processor_files
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.model.component_names import SAFETY_CHECKER
@@ -23,8 +22,6 @@ from sdort.pipelines.configs import INDEX, write_json
 from sdort.pipelines.origin import ORIGIN, origin_mark
 from sdort.pipelines.own_files import write_own_files
 from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE
-
-_TEXT_FILES = (".json", ".txt", ".jinja")
 
 
 @dataclass
@@ -133,7 +130,7 @@ def write_index(folder: Path, source: Source, exported: list[ComponentSpec]) -> 
 
     So does a safety checker: of that diffusers and optimum would load the class's own weights, and not its graph.
     """
-    kept = {component.name for component in exported} | set(PROCESSORS)
+    kept = {component.name for component in exported} | set(copied_processors(source))
     kept = (kept | {FOLDERS[component.name] for component in exported}) - {SAFETY_CHECKER}
     index: dict[str, Any] = {}
     for name, entry in source.index.items():
@@ -151,16 +148,8 @@ def copy_processors(source: Source, folder: Path) -> None:
     Raises:
         BadModelError: the pipeline names one that it does not have.
     """
-    for name in PROCESSORS:
-        entry = source.index.get(name)
-        if not isinstance(entry, list) or entry[1:] == [None]:
-            continue
-        files = [file for file in sorted(source.part(name).glob("*")) if file.suffix in _TEXT_FILES]
-        if not files:
-            raise BadModelError(
-                f"{source.part(name)} is missing or empty", hint="Copy or download the checkpoint again."
-            )
+    for name in copied_processors(source):
         (folder / name).mkdir()
-        for file in files:
+        for file in processor_files(source, name):
             content = read_input(file, limit=MAX_TEXT_FILE, hint=DOWNLOAD_AGAIN)
             (folder / name / file.name).write_bytes(content)

@@ -11,6 +11,7 @@ from sdort.console import progress
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import SdortError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.exporter.checkpoint import ANY_VARIANT
 from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles, add_ip_adapters
 from sdort.exporter.replacements import Replacements, replace_parts
 from sdort.exporter.single_source import control_source, single_file_source, vae_source
@@ -71,7 +72,8 @@ def _open(
         return vae_source(path, folder) if holds_vae(path) else read_source(path, path.resolve().name)
     if path.exists():
         raise no_diffusers_pipeline(path)
-    return read_source(download_pipeline(model, variant, allow_pickle, local=not downloads), model)
+    asked = None if variant == ANY_VARIANT else variant
+    return read_source(download_pipeline(model, asked, allow_pickle, local=not downloads), model)
 
 
 def _open_file(path: Path, folder: Path, replaced: Replacements, allow_pickle: bool) -> Source:

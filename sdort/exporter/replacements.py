@@ -13,6 +13,7 @@ from typing import Any
 
 from sdort.console import warn
 from sdort.errors import BadModelError, UsageError
+from sdort.exporter.checkpoint import ANY_VARIANT
 from sdort.exporter.source import Source, entry_of
 from sdort.exporter.vae_parts import VaePart, read_vae
 from sdort.model.component_names import DECODER
@@ -57,7 +58,8 @@ class MadeWith:
 
     def record(self) -> dict[str, Any]:
         """The options that are not the defaults, for the manifest: paths with the marks of what lies there."""
-        values = {**vars(self.replaced), "variant": self.variant, "allow_pickle": self.allow_pickle}
+        named = None if self.variant == ANY_VARIANT else self.variant
+        values = {**vars(self.replaced), "variant": named, "allow_pickle": self.allow_pickle}
         return {
             name: {"path": str(value.resolve()), ORIGIN: origin_mark(value)} if isinstance(value, Path) else value
             for name, value in values.items()

@@ -33,7 +33,10 @@ LONE = {"ControlNetModel": "controlnet", "T2IAdapter": "adapter"}
 """Classes of components that are published in folders of their own -> their names in a pipeline's index."""
 
 # Folders of a pipeline that are copied as they are.
-PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", "feature_extractor")
+_EXTRACTOR = "feature_extractor"
+PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", _EXTRACTOR)
+_TEXT_FILES = (".json", ".txt", ".jinja")
+"""Ends of the names of their files."""
 
 
 @dataclass(frozen=True)
@@ -253,6 +256,41 @@ def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, 
     if problem := contradiction(class_name, whole):
         raise BadModelError(f"the config {path} contradicts itself: {problem}", component=name, hint=DOWNLOAD_AGAIN)
     return whole
+
+
+def copied_processors(source: Source) -> list[str]:
+    """The processors that are copied: all that the index names, but for a feature extractor that is not there and that
+    no safety checker needs."""
+    named = [name for name in PROCESSORS if entry_of(source.index, name)]
+    judges = entry_of(source.index, SAFETY_CHECKER) and source.part(SAFETY_CHECKER).exists()
+    if _EXTRACTOR in named and not judges and not source.part(_EXTRACTOR).exists():
+        named.remove(_EXTRACTOR)
+    return named
+
+
+def check_copied(source: Source) -> None:
+    """Refuse a source without a processor that its index names, before the first slow step.
+
+    Raises:
+        BadModelError: as :func:`processor_files`.
+    """
+    copied = copied_processors(source)
+    if entry_of(source.index, _EXTRACTOR) and _EXTRACTOR not in copied:
+        say(f"the feature extractor of {source.name} is left out: {source.part(_EXTRACTOR)} is not there")
+    for name in copied:
+        processor_files(source, name)
+
+
+def processor_files(source: Source, name: str) -> list[Path]:
+    """The files of a processor that are copied as they are.
+
+    Raises:
+        BadModelError: there are none.
+    """
+    files = [file for file in sorted(source.part(name).glob("*")) if file.suffix in _TEXT_FILES]
+    if not files:
+        raise BadModelError(f"{source.part(name)} is missing or empty", hint="Copy or download the checkpoint again.")
+    return files
 
 
 def check_processors(source: Source) -> None:

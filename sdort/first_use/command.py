@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -13,8 +13,10 @@ from sdort.console import document
 from sdort.errors.option_types import typed
 from sdort.first_use.find_pipeline import part_folder, pipeline_folder, plan_folder
 from sdort.first_use.making_plan import MakingPlan
+from sdort.first_use.unmade import Unmade, check_control
 from sdort.generation.command import Pipeline, PlannedRun, load_folder, prepare_run, written_size
 from sdort.generation.job import Job, plan_paths
+from sdort.generation.request import check_task
 from sdort.generation.result import Generation
 from sdort.generation.stages import plan_stages
 from sdort.generation.typed_options import GenerationOptions, LoadOptions, RunOptions, runtime_options
@@ -172,7 +174,7 @@ def plan_run(pipeline: str | Path, prompt: str | Sequence[str] = (), **options: 
     """
     runtime, jobs = _jobs(prompt, options)
     paths = plan_paths(jobs)
-    folder = plan_folder(pipeline, runtime)
+    folder = plan_folder(pipeline, runtime, partial(_check_tasks, jobs))
     request = jobs[0].requests[0]
     if isinstance(folder, MakingPlan):
         provider, steps = choose_provider(runtime)[0].name, None if jobs[0].unsaid else request.steps
@@ -188,9 +190,16 @@ def plan_run(pipeline: str | Path, prompt: str | Sequence[str] = (), **options: 
 def _planned(pipeline: str | Path, prompt: str | Sequence[str], options: RunOptions) -> PlannedRun:
     runtime, jobs = _jobs(prompt, options)
     paths = plan_paths(jobs)
-    folder = pipeline_folder(pipeline, runtime)
-    part = cache(lambda model: part_folder(model, runtime))
+    folder = pipeline_folder(pipeline, runtime, partial(_check_tasks, jobs))
+    part = cache(lambda model, *check: part_folder(model, runtime, *check))
     return prepare_run(folder, [_with_parts(job, part) for job in jobs], paths, runtime)
+
+
+def _check_tasks(jobs: Sequence[Job], unmade: Unmade) -> None:
+    """Refuse jobs that a pipeline could not do if it was made."""
+    for job in jobs:
+        with job.named():
+            check_task(unmade, job.requests[0])
 
 
 def _jobs(prompt: str | Sequence[str], options: RunOptions) -> tuple[RuntimeOptions, list[Job]]:
@@ -200,11 +209,11 @@ def _jobs(prompt: str | Sequence[str], options: RunOptions) -> tuple[RuntimeOpti
     return runtime, plan_unfinished(prompt, cast("GenerationOptions", generating))
 
 
-def _with_parts(job: Job, part: Callable[[Path], Path]) -> Job:
+def _with_parts(job: Job, part: Callable[..., Path]) -> Job:
     """A job whose refiner and ControlNets are folders of ONNX models, as ``part`` makes them of checkpoints."""
     first = job.requests[0]
     refiner = part(first.refiner) if first.refiner else None
-    controls = tuple(replace(control, path=part(control.path)) for control in first.control)
+    controls = tuple(replace(control, path=part(control.path, check_control)) for control in first.control)
     if (refiner, controls) == (first.refiner, first.control):
         return job
     return replace(job, requests=[replace(request, refiner=refiner, control=controls) for request in job.requests])

@@ -14,10 +14,11 @@ from sdort.first_use.given_checkpoint import Checkpoint, find_checkpoint, is_fil
 from sdort.first_use.making_plan import Making, MakingPlan
 from sdort.first_use.model_names import names, path_of_name
 from sdort.first_use.models import kept_model, optimized_model, plan_model
+from sdort.first_use.unmade import Check, Unmade, check_whole
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.weight_names import Kind
-from sdort.pipelines.wrong_input import holds_models, in_home, not_there
+from sdort.pipelines.wrong_input import holds_models, in_home, not_there, refuse_other
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 
@@ -25,22 +26,36 @@ _ALIKE = 0.75
 """Likeness above which a text is taken for a name misspelt."""
 
 
-def pipeline_folder(model: str | Path, options: RuntimeOptions) -> Path:
+def pipeline_folder(model: str | Path, options: RuntimeOptions, check: Check | None = None) -> Path:
     """The folder of ONNX models that a path, a name, a hub id or ``demo`` means; a checkpoint is made ready first.
 
     A path that exists comes before a name and before a hub id. What is no checkpoint is left to who reads it.
 
     Args:
         options: of the run: which provider it is for.
+        check: refuses a checkpoint that cannot do what it is for, before it is made ready.
 
     Raises:
-        SdortError: the checkpoint cannot be made ready, as :func:`optimized_model` says; or a name's path is gone.
+        SdortError: the checkpoint cannot be made ready, as :func:`optimized_model` says; a name's path is gone; or it
+            is a file or folder of something else.
     """
     place = named_path(model)
     if not is_checkpoint(place):
         _refuse_misspelt(str(place))
+        refuse_other(in_home(str(place)))
         return Path(place)
-    return optimized_model(*_wanted(place, options), draws=True)
+    return optimized_model(*_wanted(place, options), _whole(check))
+
+
+def _whole(check: Check | None) -> Check:
+    """The check of a pipeline that draws, and then another."""
+
+    def both(unmade: Unmade) -> None:
+        check_whole(unmade)
+        if check:
+            check(unmade)
+
+    return both
 
 
 def _wanted(place: str | Path, options: RuntimeOptions) -> tuple[Checkpoint, Making]:
@@ -84,7 +99,7 @@ def made_folder(model: str | Path) -> Path:
     return kept_model(*_wanted(place, RuntimeOptions())) or Path(place)
 
 
-def plan_folder(model: str | Path, options: RuntimeOptions) -> Path | MakingPlan:
+def plan_folder(model: str | Path, options: RuntimeOptions, check: Check | None = None) -> Path | MakingPlan:
     """:func:`pipeline_folder`, or what is to be done before there is one; nothing is made or downloaded.
 
     Raises:
@@ -92,12 +107,17 @@ def plan_folder(model: str | Path, options: RuntimeOptions) -> Path | MakingPlan
     """
     place = named_path(model)
     if not is_checkpoint(place):
+        _refuse_misspelt(str(place))
+        refuse_other(in_home(str(place)))
         return Path(place)
-    return plan_model(*_wanted(place, options))
+    return plan_model(*_wanted(place, options), _whole(check))
 
 
-def part_folder(model: str | Path, options: RuntimeOptions) -> Path:
+def part_folder(model: str | Path, options: RuntimeOptions, check: Check | None = None) -> Path:
     """:func:`pipeline_folder` of a refiner, a ControlNet or a T2I-Adapter, which do not draw by themselves.
+
+    Args:
+        check: as there.
 
     Raises:
         SdortError: as :func:`pipeline_folder`.
@@ -105,7 +125,7 @@ def part_folder(model: str | Path, options: RuntimeOptions) -> Path:
     place = named_path(model)
     if not is_checkpoint(place) and not _is_control(place):
         return Path(place)
-    return optimized_model(*_wanted(place, options))
+    return optimized_model(*_wanted(place, options), check)
 
 
 def _is_control(model: str | Path) -> bool:

@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sdort.console import progress
 from sdort.demo import DEMO_NAMES
-from sdort.exporter.checkpoint import sole_variant
+from sdort.errors import SdortError
+from sdort.exporter.checkpoint import has_weights
+from sdort.exporter.signatures import FOLDERS
 from sdort.machine.file_digest import file_digest
+from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.component_file import file_identity
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.origin import ORIGIN, origin_mark
 from sdort.pipelines.remembered_hashes import RememberedHashes
 from sdort.pipelines.wrong_input import HUB_ID, in_home, not_there
 
+_HALVES = "fp16"
+"""The variant in which pipelines are published on the hub in half precision."""
 _READ = (".json", ".txt", ".jinja", ".safetensors")
 """Ends of the names of what an export reads of a diffusers folder."""
 
@@ -37,11 +43,6 @@ class Checkpoint:
     name: str
     path: Path | None = None
     hub: bool = False
-
-    @property
-    def variant(self) -> str | None:
-        """The variant of a diffusers folder's weights, where it has one alone."""
-        return sole_variant(self.path / "unet") if self.path and self.path.is_dir() else None
 
     @property
     def origin(self) -> dict[str, Any]:
@@ -119,7 +120,17 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     from sdort.exporter.open_source import download_pipeline
 
-    return Checkpoint(checkpoint.model, checkpoint.name, download_pipeline(checkpoint.model), hub=True)
+    folder = download_pipeline(checkpoint.model)
+    if _lacks_weights(folder):  # published in half precision alone
+        with suppress(SdortError):  # then what it lacks is told
+            folder = download_pipeline(checkpoint.model, _HALVES)
+    return Checkpoint(checkpoint.model, checkpoint.name, folder, hub=True)
+
+
+def _lacks_weights(folder: Path) -> bool:
+    """Whether a downloaded pipeline has a component's config and none of its weights."""
+    parts = [folder / name for name in FOLDERS.values() if name != SAFETY_CHECKER]
+    return any((part / "config.json").is_file() and not has_weights(part) for part in parts)
 
 
 def _read_files(folder: Path) -> Iterator[Path]:

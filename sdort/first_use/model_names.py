@@ -22,10 +22,7 @@ from sdort.errors.plain_text import cut
 from sdort.machine.data_folder import data_folder
 from sdort.machine.input_file import read_input
 from sdort.machine.json_text import parse_json
-from sdort.pipelines.configs import INDEX
-from sdort.pipelines.file_kind import recognise_file
-from sdort.pipelines.weight_names import Kind
-from sdort.pipelines.wrong_input import holds_models, in_home, not_there
+from sdort.pipelines.wrong_input import in_home, not_there, refuse_other
 from sdort.staging import locked, write_atomically
 
 _FILE = "names.json"
@@ -84,7 +81,7 @@ def add_model(path: str | Path, name: str | None = None, *, overwrite: bool = Fa
     found = in_home(str(path))
     if not found.exists():
         raise not_there(str(path))
-    _refuse_kind(found)
+    refuse_other(found, unknown=False)
     found = found.absolute()
     chosen = _checked_name(
         name if name is not None else found.name.removesuffix(".safetensors"), given=name is not None
@@ -166,19 +163,6 @@ def unknown_name(name: str) -> UsageError:
     close = nearest_name(name, known, _ALIKE)
     hint = f"Is it {close}?" if close else "To see all names:\n    sdort list" if known else "sdort add gives names."
     return UsageError(f"no model has the name {cut(name)}", hint=hint)
-
-
-def _refuse_kind(path: Path) -> None:
-    if path.is_dir():
-        if not ((path / INDEX).is_file() or holds_models(path)):
-            raise BadModelError(
-                f"{path} is no pipeline: it has neither {INDEX} nor ONNX models",
-                hint="Give a diffusers folder, one of sdort export, or a single file.",
-            )
-        return
-    kind = recognise_file(path)
-    if kind.kind not in (Kind.CHECKPOINT, Kind.UNET, Kind.ONNX):
-        raise BadModelError(f"{path} is {kind.what}, not a model that sdort runs", hint=kind.advice)
 
 
 def _checked_name(name: str, *, given: bool) -> str:

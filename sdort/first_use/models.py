@@ -16,21 +16,23 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.first_use.given_checkpoint import Checkpoint, downloaded, find_checkpoint
 from sdort.first_use.making_plan import Making, MakingPlan
+from sdort.first_use.unmade import Check
 from sdort.lowering.own_operators import own_operators
+from sdort.machine.optional_packages import TRACING, need_packages
 from sdort.machine.version import __version__
 from sdort.pipelines.configs import MANIFEST
 from sdort.pipelines.kept_models import MODEL, hold, kept_folder, kept_models, mark_used, read_kept, remake_hint
 from sdort.pipelines.own_files import listed_files
 
 
-def optimized_model(checkpoint: str | Path | Checkpoint, making: Making, *, draws: bool = False) -> Path:
+def optimized_model(checkpoint: str | Path | Checkpoint, making: Making, check: Check | None = None) -> Path:
     """The optimized model of a checkpoint; it is made if the cache has none.
 
     This process holds it from now on, so that no cleaning removes it before the process ends.
 
     Args:
         checkpoint: a file with a UNet, with a VAE, or with both; a folder as diffusers saves it; a hub id; or ``demo``.
-        draws: refuse a checkpoint that lacks what text to image needs.
+        check: refuses, before anything is made, a checkpoint that cannot do what it is for.
 
     Returns:
         A folder as :func:`sdort.optimize` makes it, with the components of ``making``.
@@ -38,21 +40,23 @@ def optimized_model(checkpoint: str | Path | Checkpoint, making: Making, *, draw
     Raises:
         BadModelError: the file is none that sdort exports, or changed meanwhile; or the cache's folder is of another
             checkpoint.
-        UsageError: a component or size that it cannot have, or with ``draws`` something is missing.
+        UsageError: a component or size that it cannot have.
         OutputError: the cache cannot be written.
+        MissingPackageError: it is to be made, and what traces it is not installed.
         SdortError: a hub id cannot be downloaded.
     """
     if not isinstance(checkpoint, Checkpoint):
         checkpoint = find_checkpoint(checkpoint)
     if checkpoint.hub and (known := _of_hub(checkpoint, making)):
         return known
+    _refuse_lacking(checkpoint, making)
     checkpoint = downloaded(checkpoint)
     made_of = _made_of(checkpoint, making)
     folder = kept_folder(made_of)
     while not hold(folder):
         from sdort.first_use.making import make  # half a second, for what nearly every run has already
 
-        make(checkpoint, making, folder, made_of, draws=draws)
+        make(checkpoint, making, folder, made_of, check)
     return _checked(folder, checkpoint.name, made_of)
 
 
@@ -69,19 +73,35 @@ def kept_model(checkpoint: Checkpoint, making: Making) -> Path | None:
     return _checked(folder, checkpoint.name, made_of) if hold(folder) else None
 
 
-def plan_model(checkpoint: Checkpoint, making: Making) -> Path | MakingPlan:
+def plan_model(checkpoint: Checkpoint, making: Making, check: Check | None = None) -> Path | MakingPlan:
     """:func:`kept_model`; what is to be made if there is none.
+
+    Args:
+        check: as for :func:`optimized_model`.
 
     Raises:
         SdortError: as :func:`optimized_model`, as far as that is seen in the headers of the checkpoint's files.
     """
+    if not checkpoint.hub:
+        _refuse_lacking(checkpoint, making)
     if known := kept_model(checkpoint, making):
         return known
     if checkpoint.hub:
+        _refuse_lacking(checkpoint, making)
         return MakingPlan(checkpoint.name, None, None)
     from sdort.first_use.making import plan_making
 
-    return plan_making(checkpoint, making)
+    return plan_making(checkpoint, making, check)
+
+
+def _refuse_lacking(checkpoint: Checkpoint, making: Making) -> None:
+    """Raise where packages are missing that export a checkpoint, before gigabytes are downloaded or read.
+
+    A file may be one that the cache has a model of: only its content tells.
+    """
+    options = _options(making)
+    if checkpoint.hub or not any({**kept.made_of, **options} == kept.made_of for kept in kept_models()):
+        need_packages(*TRACING, what="making a checkpoint ready")
 
 
 def _options(making: Making) -> dict[str, Any]:

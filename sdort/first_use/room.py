@@ -6,6 +6,7 @@ import glob
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from math import ceil
 from pathlib import Path
 
 from sdort.console import document, say, warn
@@ -15,10 +16,11 @@ from sdort.errors.number_ranges import CACHE_LIMIT
 from sdort.errors.option_types import typed
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.data_folder import data_folder
+from sdort.machine.disk import PlannedWrite, plan_writes
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.pipelines.kept_models import KeptModel, kept_models
-from sdort.staging import remove_abandoned, write_atomically
+from sdort.staging import is_abandoned, remove_abandoned, write_atomically
 from sdort.tables import size_text
 
 DEFAULT_LIMIT = 50 * 10**9
@@ -87,19 +89,22 @@ def _read_limit() -> int:
     return CACHE_LIMIT.check(number)
 
 
-def make_room(needed: int) -> None:
+def make_room(name: str, needed: int) -> None:
     """Remove models until ``needed`` bytes more are within the limit, and what killed processes left; says what went.
 
     Those of another version of sdort go first, which nobody asks for any more, then those that were not used for the
     longest time. What a running process uses stays.
 
+    Args:
+        name: of the checkpoint that needs them.
+
     Raises:
-        OutputError: one cannot be removed.
+        OutputError: as :func:`check_room`; or one cannot be removed.
     """
     _remove_leftovers()
+    check_room(name, needed)
     limit = _read_limit()
-    kept = [(model, folder_bytes(model.folder)) for model in _last_first(kept_models())]
-    total = sum(size for _, size in kept)
+    kept, total = _sizes()
     for model, size in kept:
         if total + needed <= limit:
             return
@@ -117,12 +122,54 @@ def make_room(needed: int) -> None:
         )
 
 
+def check_room(name: str, needed: int) -> None:
+    """Refuse what cannot be kept, before anything is removed or made for it.
+
+    Args:
+        name: of the checkpoint that needs them.
+        needed: bytes.
+
+    Raises:
+        OutputError: they are more than the limit, or than what is free on the disk once other models went by it.
+    """
+    limit = _read_limit()
+    if needed > limit:
+        raise OutputError(
+            f"{name} takes {size_text(needed)} in the cache, and its models may take {size_text(limit)} together",
+            hint=f"Let them take more:\n    sdort cache limit {ceil(needed / 10**9)}GB",
+        )
+    going = _going(needed - limit)
+    plan = plan_writes([PlannedWrite(name, models_folder(), needed - going)])
+    try:
+        plan.raise_if_short()
+    except OutputError as error:
+        hint = "Models that you do not use any more are removed with:\n    sdort cache clean models"
+        raise OutputError(error.message, hint=f"{error.hint} {hint}" if kept_models() else error.hint) from error
+
+
+def _going(more: int) -> int:
+    """Bytes of the models that no process uses and that go where all models take ``more`` bytes than now too much."""
+    kept, total = _sizes()
+    going = 0
+    for model, size in kept:
+        if total + more <= going:
+            break
+        going += size if is_abandoned(model.folder) else 0
+    return going
+
+
+def _sizes() -> tuple[list[tuple[KeptModel, int]], int]:
+    """The bytes of each model, the first to go first, and of all together."""
+    sizes = [(model, folder_bytes(model.folder)) for model in _last_first(kept_models())]
+    return sizes, sum(size for _, size in sizes)
+
+
 def _last_first(models: list[KeptModel]) -> list[KeptModel]:
     return sorted(models, key=lambda model: (model.made_of.get("sdort") == __version__, model.used))
 
 
 def _remove_leftovers() -> None:
-    for pattern in (".model-*.sdort-new-*", ".removed-model-*"):
+    for pattern in (".model-*.sdort-new-*", ".model-*.lock", ".removed-model-*"):
         for leftover in glob.glob(str(models_folder() / pattern)):
             with suppress(OSError):
                 remove_abandoned(Path(leftover))

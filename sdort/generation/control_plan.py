@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,8 +82,13 @@ def find_control(path: Path) -> ComponentFile:
     models = find_components(path)
     component = next((name for name in CONTROLS if name in models), None)
     if component is None:
-        raise BadModelError(f"--control {path} holds {', '.join(models)}, and neither a ControlNet nor a T2I-Adapter")
+        raise no_control(str(path), models)
     return read_component(models[component], component)
+
+
+def no_control(given: str, names: Collection[str]) -> BadModelError:
+    """The error for a pipeline of these components that is given as a control."""
+    return BadModelError(f"--control {given} holds {', '.join(names)}, and neither a ControlNet nor a T2I-Adapter")
 
 
 def _check_fit(folder: PipelineFolder, model: ControlModel, pixels: tuple[int, int]) -> None:
@@ -91,7 +96,7 @@ def _check_fit(folder: PipelineFolder, model: ControlModel, pixels: tuple[int, i
     names = residual_inputs(unet)[model.component]
     if not names:
         raise BadModelError(
-            f"the UNet of {folder.path} has no inputs for a control image",
+            f"the UNet of {folder.given} has no inputs for a control image",
             component="unet",
             hint="Export the pipeline again, with them: sdort export MODEL OUT --control",
         )

@@ -41,13 +41,13 @@ def check_ip_adapter_images(folder: PipelineFolder, images: Sequence[IpAdapterIm
     taken = count_images(folder.file("unet").signature.inputs)
     if not taken:
         raise BadModelError(
-            f"the UNet of {folder.path} takes no images by an IP-Adapter",
+            f"the UNet of {folder.given} takes no images by an IP-Adapter",
             component="unet",
             hint="Export the pipeline again, with one: sdort export MODEL OUT --ip-adapter FILE",
         )
     if IMAGE_ENCODER not in folder.models:
         raise BadModelError(
-            f"{folder.path} has no {IMAGE_ENCODER}, which {OPTION} needs",
+            f"{folder.given} has no {IMAGE_ENCODER}, which {OPTION} needs",
             hint="Export the pipeline with all of its components: sdort export MODEL OUT --ip-adapter FILE",
         )
     if len(images) != taken:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -461,7 +462,31 @@ def image_size(folder: PipelineFolder, request: Request, larger: tuple[int, int]
     )
 
 
-def check_task(folder: PipelineFolder, request: Request) -> None:
+class Drawing(Protocol):
+    """What tells whether a pipeline can do what is asked for; a :class:`PipelineFolder` has it."""
+
+    @property
+    def given(self) -> str:
+        """What the user knows it by."""
+
+    @property
+    def models(self) -> Collection[str]:
+        """The names of its components."""
+
+    @property
+    def family(self) -> Family:
+        """Its family."""
+
+    @property
+    def latent_channels(self) -> int:
+        """Channels of the latents that its autoencoder decodes."""
+
+    @property
+    def sample_channels(self) -> int:
+        """Channels of its UNet's sample."""
+
+
+def check_task(folder: Drawing, request: Request) -> None:
     """Refuse a pipeline that cannot do what is asked for.
 
     Raises:
@@ -469,16 +494,17 @@ def check_task(folder: PipelineFolder, request: Request) -> None:
     """
     if folder.family.aesthetic and not request.init_image:
         raise BadModelError(
-            f"{folder.path} is SDXL's refiner, which works on an image",
+            f"{folder.given} is SDXL's refiner, which works on an image",
             hint="Give it one with --init-image, or let it finish what SDXL's base begins:\n"
-            f"    sdort run BASE --refiner {folder.path}",
+            f"    sdort run BASE --refiner {shlex.quote(folder.given)}",
         )
     scores = [name for name in ("aesthetic_score", "negative_aesthetic_score") if getattr(request, name) is not None]
     if scores and not folder.family.aesthetic and not request.refiner:
-        raise UsageError(f"{_option(scores[0])} is for SDXL's refiner, and {folder.path} is none", hint="Leave it out.")
+        message = f"{_option(scores[0])} is for SDXL's refiner, and {folder.given} is none"
+        raise UsageError(message, hint="Leave it out.")
     if request.encoding_option and ENCODER not in folder.models:
         raise BadModelError(
-            f"{folder.path} has no {ENCODER}, which {request.encoding_option} needs",
+            f"{folder.given} has no {ENCODER}, which {request.encoding_option} needs",
             hint="Export the pipeline with all of its components: sdort export MODEL OUT",
         )
     latents, channels = folder.latent_channels, folder.sample_channels

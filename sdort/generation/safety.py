@@ -115,7 +115,7 @@ def choose_safety(folder: PipelineFolder, asked: str | None) -> str | None:
     if SAFETY_CHECKER not in folder.models:
         if asked in (ON, REPLACE):
             raise BadModelError(
-                f"{folder.path} has no {SAFETY_CHECKER}, which --safety {asked} asks",
+                f"{folder.given} has no {SAFETY_CHECKER}, which --safety {asked} asks",
                 hint="Export one that has: sdort export DIR OUT, of a diffusers folder with a safety_checker; and "
                 "optimize all of it. Without --safety, images are not judged.",
             )
@@ -138,7 +138,7 @@ def check_safety(asked: str | None) -> None:
 def say_unjudged(folder: PipelineFolder, chosen: Sequence[str | None]) -> None:
     """Say that images are not judged, where a pipeline has a safety checker and it is off."""
     if OFF in chosen:
-        say(f"--safety off: the safety checker of {folder.path} does not look at the images")
+        say(f"--safety off: the safety checker of {folder.given} does not look at the images")
 
 
 def is_judged(safety: str | None) -> bool:

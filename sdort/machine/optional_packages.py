@@ -29,6 +29,8 @@ TRACING = ("torch", *REQUIREMENTS)
 """What reads a checkpoint's architecture and traces it."""
 COMPARING = ("torch", "diffusers", "transformers")
 """What runs a checkpoint in torch."""
+RUNNING = "running a checkpoint in torch"
+"""What that is, in words for :func:`need_packages`."""
 
 TORCH_INDEXES = {
     "AMD": "https://download.pytorch.org/whl/rocm7.2",

@@ -107,11 +107,15 @@ def _is_torch_archive(head: bytes) -> bool:
 
 
 def _pickle(path: Path) -> FileKind:
-    advice = (
+    return FileKind(Kind.PICKLE, "a pickle of PyTorch", _of_pickle(path))
+
+
+def _of_pickle(path: Path, then: str | None = None) -> str:
+    """What to do with a pickle; ``then`` is the command that takes the file that was made of it."""
+    return (
         "A pickle may run code when it is read. Get the same model as .safetensors, or convert it, which torch does by "
-        f"reading the tensors alone (sdort export --allow-pickle does the same):\n{convert_commands(path)}"
+        f"reading the tensors alone (sdort export --allow-pickle does the same):\n{convert_commands(path, then)}"
     )
-    return FileKind(Kind.PICKLE, "a pickle of PyTorch", advice)
 
 
 def _tensors(path: Path) -> FileKind:
@@ -137,6 +141,18 @@ def _describe(found: Architecture) -> str:
     lacks = f", without a {' and a '.join(found.lacks)}" if found.kind is Kind.CHECKPOINT and found.lacks else ""
     article = "an" if re.match(r"[AEIOaeio]|S(?![a-z])|LTX|un?[cp]|x\d", name) else "a"  # an SDXL, an LTX, an x4
     return f"{article} {name}{variant}{lacks}"
+
+
+def drawing_advice(path: Path, found: FileKind) -> str:
+    """What to do with a file that is given to be drawn with, and is none of that."""
+    match found.kind:
+        case Kind.PICKLE:
+            return _of_pickle(path, f"sdort run {_quoted(path.with_suffix('.safetensors'))} --prompt ...")
+        case Kind.LORA | Kind.LYCORIS:
+            return f"It changes a model. Draw with both:\n    sdort run MODEL --lora {_quoted(path)}"
+        case Kind.CONTROLNET:
+            return f"It steers a model. Draw with both:\n    sdort run MODEL --control {_quoted(path)}:IMAGE"
+    return found.advice
 
 
 def _advice(path: Path, found: Architecture) -> str:
@@ -170,8 +186,12 @@ def _advice(path: Path, found: Architecture) -> str:
     return f"sdort does not export this kind. {EXPORTED}"
 
 
-def convert_commands(path: Path) -> str:
-    """The commands that make a safetensors file of a pickled checkpoint, without running its code, and export it."""
+def convert_commands(path: Path, then: str | None = None) -> str:
+    """The commands that make a safetensors file of a pickled checkpoint, without running its code, and export it.
+
+    Args:
+        then: another last command.
+    """
     file = path.with_suffix(".safetensors")
     steps = (
         "import torch",
@@ -180,7 +200,7 @@ def convert_commands(path: Path) -> str:
         "d = d.get('state_dict', d)",
         f"save_file({{k: v.clone() for k, v in d.items() if hasattr(v, 'clone')}}, {str(file)!r})",
     )
-    return f"{_python('; '.join(steps))}\n    sdort export {_quoted(file)} OUT"
+    return f"{_python('; '.join(steps))}\n    {then or f'sdort export {_quoted(file)} OUT'}"
 
 
 def _python(code: str) -> str:

@@ -25,7 +25,7 @@ from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rules
 from sdort.pipelines.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
 from sdort.pipelines.families import Family, family_of
-from sdort.pipelines.wrong_input import expect_onnx
+from sdort.pipelines.wrong_input import HUB_ID, expect_onnx
 
 _LONGEST_NAME = 200
 """Characters of a checkpoint's name; file systems allow 255 bytes."""
@@ -123,6 +123,14 @@ class PipelineFolder:
         # A hub id has a slash, and a folder's name may have a dot.
         name = source.removesuffix(".safetensors").strip()
         return one_line(name)[:_LONGEST_NAME] or self.path.resolve().name
+
+    @property
+    def given(self) -> str:
+        """What a person names it by: its path; of one in the cache the checkpoint's, or its id on the hub."""
+        made = self.manifest.get("optimized") or {}
+        if not made.get("checkpoint"):
+            return str(self.path)
+        return self.checkpoint if HUB_ID.fullmatch(self.checkpoint) else str(made["from"])
 
     @property
     def checkpoint_sha256(self) -> str | None:

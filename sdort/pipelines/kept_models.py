@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import progress, say
-from sdort.errors import BadModelError
+from sdort.errors import BadModelError, OutputError
 from sdort.machine.cache_folder import models_folder
 from sdort.pipelines.configs import read_config, write_json
 from sdort.staging import held, locked
@@ -119,7 +119,7 @@ def hold(folder: Path) -> bool:
     with ExitStack() as stack:
         try:
             stack.enter_context(held(folder))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return False
         if not folder.is_dir():  # it was removed between
             return False
@@ -131,10 +131,17 @@ def make_once(folder: Path, make: Callable[[], None]) -> None:
     """Have ``make`` make a folder of the cache, if no other process does it meanwhile: it is there in the end.
 
     Raises:
-        OSError: the cache cannot be written.
+        OutputError: the cache cannot be written.
     """
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with locked(folder.with_name(f".{folder.name}.lock"), _waiting):
+    with ExitStack() as stack:
+        try:
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(locked(folder.with_name(f".{folder.name}.lock"), _waiting))
+        except OSError as error:
+            raise OutputError(
+                f"cannot write in sdort's cache {folder.parent}: {error.strerror or error}",
+                hint="XDG_CACHE_HOME says where it is.",
+            ) from error
         if not folder.is_dir():
             make()
 

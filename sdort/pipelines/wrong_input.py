@@ -14,7 +14,7 @@ from sdort.machine.input_file import read_input
 from sdort.machine.model_folder import check_own_file
 from sdort.onnx_io.components import walk
 from sdort.pipelines.configs import INDEX
-from sdort.pipelines.file_kind import recognise_file
+from sdort.pipelines.file_kind import drawing_advice, recognise_file
 from sdort.pipelines.lfs import refuse_pointer
 from sdort.pipelines.weight_names import Kind
 
@@ -28,6 +28,8 @@ _MODEL_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin", ".gguf", ".engin
 _ALIKE = 0.75
 """Likeness of names above which one is taken for the other misspelt: other files have similar names by design."""
 
+_SHOWN = 5
+"""Names of files that a message has."""
 _ENTRIES = 1000
 """Entries of a folder that are looked at: a home or a download folder may have very many."""
 
@@ -79,6 +81,46 @@ def no_diffusers_pipeline(path: Path) -> BadModelError:
     return BadModelError(
         f"{path} is no diffusers pipeline: it has no {INDEX}" if any(_entries(path)) else f"{path} is empty",
         hint=f"Give the folder that holds {INDEX}; save one with DiffusionPipeline.save_pretrained.",
+    )
+
+
+def refuse_other(path: Path, *, unknown: bool = True) -> None:
+    """Refuse what exists and is neither a checkpoint nor a file or folder of ONNX models: nothing to draw with.
+
+    Args:
+        unknown: a file of an unknown kind, which may hold an ONNX model under another name, is left to its reader.
+
+    Raises:
+        BadModelError: what it is, and what to do with it.
+    """
+    if path.is_dir():
+        if not ((path / INDEX).is_file() or next(_graphs(path), None)):
+            raise _no_pipeline(path)
+        return
+    if not path.exists() or path.suffix == ".onnx":
+        return
+    found = recognise_file(path)
+    left = unknown and path.suffix != ".safetensors" and found.kind is Kind.UNKNOWN
+    if not left and found.kind not in (Kind.CHECKPOINT, Kind.UNET, Kind.ONNX):
+        raise BadModelError(f"{path} is {found.what}, not a model that sdort runs", hint=drawing_advice(path, found))
+
+
+def _no_pipeline(folder: Path) -> BadModelError:
+    """The error for a folder without a pipeline: where one is, or which files could be meant."""
+    if error := _deeper(folder, None) or _higher(folder, None):
+        return error
+    files = [file for file in _entries(folder) if file.suffix.lower() == ".safetensors" and file.is_file()]
+    models = [file for file in files if recognise_file(file).kind in (Kind.CHECKPOINT, Kind.UNET)]
+    if models:
+        hint = "Give one of them:\n" + "\n".join(f"    {shlex.quote(str(file))}" for file in models[:_SHOWN])
+        more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""
+        names = ", ".join(file.name for file in models[:_SHOWN])
+        return BadModelError(f"{folder} is no pipeline, but a folder of checkpoints: {names}{more}", hint=hint)
+    if error := _lone_file(folder):
+        return error
+    return BadModelError(
+        f"{folder} is no pipeline: it has neither {INDEX} nor ONNX models",
+        hint="Give a diffusers folder, one of sdort export, or a single file.",
     )
 
 
@@ -135,7 +177,7 @@ def _no_onnx_there(text: str) -> UsageError:
     return error
 
 
-def _higher(folder: Path, command: str) -> BadModelError | None:
+def _higher(folder: Path, command: str | None) -> BadModelError | None:
     """The error for a component's folder: the pipeline is the folder above."""
     folder = folder.absolute()
     above = next((parent for parent in islice(folder.parents, 2) if (parent / INDEX).is_file()), None)

@@ -18,10 +18,11 @@ from sdort.engines.original import (
     unknown_original,
 )
 from sdort.engines.torch import check_checkpoint
-from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.errors import BadModelError, MissingPackageError, SdortError, UsageError
 from sdort.generation.images import Generated
 from sdort.generation.memory_need import refuse_generation
 from sdort.generation.request import Request
+from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
 from sdort.model.component_names import IMAGE_ENCODER
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.pipelines.configs import MANIFEST, read_manifest
@@ -123,7 +124,8 @@ def _find_references(
         if options.checkpoint and not named and _is_export(candidate):
             against = None  # it is the checkpoint, and another one is named
         else:
-            against = stack.enter_context(as_exported(candidate, named) if named else original_of(candidate, _NAME_IT))
+            recorded = original_of(candidate, _NAME_IT, torch=options.torch and not options.checkpoint)
+            against = stack.enter_context(as_exported(candidate, named) if named else recorded)
     except UsageError as error:
         if named or not options.checkpoint:
             raise
@@ -134,13 +136,24 @@ def _find_references(
     elif options.torch:
         try:
             checkpoint = stack.enter_context(checkpoint_of(against or candidate))
+            need_packages(*COMPARING, what=RUNNING)
         except UsageError as error:
             note = f"not compared with torch: {error.message} ({error.hint})"
+        except MissingPackageError as error:
+            if original is None:
+                raise
+            checkpoint, note = None, f"not compared with torch: {error.message}"
     if checkpoint:
         check_checkpoint(checkpoint)
+        need_packages(*COMPARING, what=RUNNING)
     for reference in filter(None, (named, options.checkpoint)):
         if is_recorded(candidate, reference) is False:
             warn(f"{reference} is not what {candidate} was made from, by its mark in {MANIFEST}")
+    if against and original is None and checkpoint is None:
+        raise UsageError(
+            f"{candidate} was made from a checkpoint, which only torch runs, and --no-torch leaves that out",
+            hint="Leave out --no-torch, or name an ONNX pipeline: --against DIR",
+        )
     if original is None and checkpoint is None:
         unknown = f"it is not known what {candidate} was made from, or that is not on this machine"
         raise unknown_original(candidate, unknown, _NAME_IT)

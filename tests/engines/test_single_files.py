@@ -22,11 +22,13 @@ from support.ldm_files import write_ldm
 from support.tiny_pipeline import Tiny
 
 from sdort.cli import cli
+from sdort.engines import checkpoint_folder as checkpoint_module
 from sdort.engines.checkpoint_folder import checkpoint_folder
 from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, original_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.replacements import MadeWith, Replacements
+from sdort.machine import optional_packages
 from sdort.machine.file_digest import file_digest
 from sdort.model.component_names import DECODER
 from sdort.pipelines.configs import write_json
@@ -217,3 +219,45 @@ def test_a_single_file_is_no_onnx(name: str, tmp_path: Path) -> None:
     assert not holds_onnx(tmp_path / name)
     with pytest.raises(BadModelError, match="not a model that sdort exports"), as_exported(tmp_path, tmp_path / name):
         pass
+
+
+def test_nothing_is_unpacked_for_a_torch_that_is_not_there(
+    model: Path, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fast = Path(shutil.copytree(tiny.onnx, model.with_name("fast")))
+    recorded = {"from": str(model), "origin": origin_mark(model), "provider": "cpu", "precision": "fp32"}
+    write_own_files(fast, {"optimized": recorded}, {})
+    monkeypatch.setattr(optional_packages, "is_installed", lambda name: name != "torch")
+    monkeypatch.setattr(checkpoint_module, "open_source", lambda *_, **__: pytest.fail("it was unpacked"))
+    arguments = ["--component", "unet", "--inputs", "random", "--provider", "cpu"]
+
+    def verified(folder: Path, *more: str) -> Result:
+        return CliRunner().invoke(cli, ["verify", str(folder), *arguments, *more])
+
+    lacks = "running a checkpoint in torch needs torch, which is not installed"
+    named = str(tiny.diffusers)
+    for folder, more in ((model, []), (model, ["--checkpoint", named]), (fast, ["--against", named])):
+        done = verified(folder, *more)
+        assert (done.exit_code, lacks in done.stderr) == (9, True), done.output
+    done = verified(model, "--no-torch")
+    assert (done.exit_code, "a checkpoint, which only torch runs, and --no-torch" in done.stderr) == (2, True)
+    done = verified(fast)
+    assert done.exit_code == 0, done.output
+    assert f"not compared with torch: {lacks}" in " ".join(done.stdout.split())
+    assert "for torch:" not in done.stderr
+    bench = ["bench", str(model), "--engine", "torch", "--component", "unet", "--provider", "cpu"]
+    done = CliRunner().invoke(cli, bench)
+    assert (done.exit_code, lacks in done.stderr) == (9, True), done.output
+
+
+def test_weights_of_a_variant_alone_are_compared_with(tiny: Tiny, tmp_path: Path) -> None:
+    """As where a pipeline was made of such a folder on first use, or it is named."""
+    folder = Path(shutil.copytree(tiny.diffusers, tmp_path / "halves"))
+    path = next((folder / "unet").glob("*.safetensors"))
+    halves = {name: tensor.half() for name, tensor in load_file(path).items()}
+    save_file(halves, path.with_name(f"{path.stem}.fp16.safetensors"))
+    path.unlink()
+    with checkpoint_of(folder) as checkpoint, as_exported(tiny.onnx, folder) as reference:
+        assert checkpoint != folder != reference
+        for each in (checkpoint, reference):
+            assert_equal(states(each, "unet"), {"unet": {name: half.float() for name, half in halves.items()}})

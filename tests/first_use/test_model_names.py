@@ -102,6 +102,7 @@ def test_a_path_comes_before_a_name(
     assert named_path("a") == folder
     assert not capsys.readouterr().err
     Path("a").mkdir()
+    Path("a/model.onnx").touch()
     assert named_path("a") == "a"
     assert f"not the model of that name ({folder})" in capsys.readouterr().err
     assert pipeline_folder("a", RuntimeOptions()) == Path("a")

@@ -14,12 +14,14 @@ from support.first_use import copy_of, replace_making
 
 from sdort.doctor.cache_entries import folder_bytes
 from sdort.doctor.caches import clean_cache
-from sdort.errors import BadModelError
-from sdort.first_use import given_checkpoint, making, room
+from sdort.errors import BadModelError, MissingPackageError, OutputError
+from sdort.first_use import given_checkpoint, making, models, room
+from sdort.first_use.given_checkpoint import find_checkpoint
 from sdort.first_use.making_plan import Making
 from sdort.first_use.making_steps import Steps, estimate
-from sdort.first_use.models import optimized_model
+from sdort.first_use.models import optimized_model, plan_model
 from sdort.first_use.room import cache_limit
+from sdort.machine import disk
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.file_digest import file_digest
 from sdort.pipelines import kept_models, remembered_hashes
@@ -222,3 +224,94 @@ def test_steps_tell_what_is_left() -> None:
     left = steps.remaining()
     assert left is not None
     assert 0 <= left <= steps.total
+
+
+@pytest.fixture
+def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Path]:
+    """Makes a model of a name, of 100 bytes and what surrounds them; no process uses it afterwards."""
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setattr(making, "_result_bytes", lambda *_: 100)
+
+    def made(name: str) -> Path:
+        file = tmp_path / f"{name}.safetensors"
+        file.write_bytes(name.encode() * 100)
+        folder = optimized_model(file, MAKING).parent
+        _release()
+        return folder
+
+    return made
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_model_that_is_larger_than_the_room_costs_no_other(
+    planned: bool, kept: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = kept("a")
+    cache_limit(10**6)
+    monkeypatch.setattr(making, "_result_bytes", lambda *_: 2 * 10**9 + 1)
+    made = replace_making(monkeypatch)
+    file = tmp_path / "b.safetensors"
+    file.write_bytes(b"b")
+    with pytest.raises(
+        OutputError, match=r"b takes 2\.0 GB in the cache, .* 1\.0 MB together\n.*\n *sdort cache limit 3GB"
+    ):
+        plan_model(find_checkpoint(file), MAKING) if planned else optimized_model(file, MAKING)
+    assert not made.requests
+    assert [path.name for path in models_folder().iterdir()] == [other.name]
+
+
+@pytest.mark.parametrize(("free", "fits"), [(0, False), (99, False), (100, True)])
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_disk_without_room_is_told_before_the_work(
+    free: int, fits: bool, planned: bool, kept: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept("a")
+    monkeypatch.setattr(disk, "free_bytes", lambda _: free)
+    made = replace_making(monkeypatch)
+    file = tmp_path / "b.safetensors"
+    file.write_bytes(b"b")
+    if fits:
+        plan_model(find_checkpoint(file), MAKING) if planned else optimized_model(file, MAKING)
+        return
+    with pytest.raises(
+        OutputError, match=r"not enough disk space at \S+models: 100 B are needed and(.|\n)*cache clean models"
+    ):
+        plan_model(find_checkpoint(file), MAKING) if planned else optimized_model(file, MAKING)
+    assert not made.requests
+    assert len(list(models_folder().iterdir())) == 1
+
+
+def test_models_that_go_make_room_on_the_disk(kept: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    size = folder_bytes(kept("a"))
+    cache_limit(max(size, 100))
+    monkeypatch.setattr(disk, "free_bytes", lambda _: 100 - size)
+    assert kept("b").is_dir()
+    assert len(list(models_folder().iterdir())) == 1
+
+
+@pytest.mark.parametrize("planned", [False, True])
+def test_a_lack_of_packages_is_told_before_a_checkpoint_is_read(
+    planned: bool, kept: Callable[[str], Path], read: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or downloaded; one that was made ready before needs none of them."""
+
+    def lack(*names: str, what: str) -> None:
+        raise MissingPackageError(f"{what} needs {names[0]}")
+
+    def asked(model: str | Path) -> object:
+        return plan_model(find_checkpoint(model), MAKING) if planned else optimized_model(model, MAKING)
+
+    monkeypatch.setattr(models, "need_packages", lack)
+    monkeypatch.setattr(models, "downloaded", lambda _: pytest.fail("it was downloaded"))
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(b"a")
+    for model in (file, "owner/name"):
+        with pytest.raises(MissingPackageError, match="making a checkpoint ready needs torch"):
+            asked(model)
+    assert read == []
+    monkeypatch.undo()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    replace_making(monkeypatch)
+    folder = optimized_model(file, MAKING)
+    monkeypatch.setattr(models, "need_packages", lack)
+    assert asked(file) == folder

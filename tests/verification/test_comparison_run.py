@@ -84,7 +84,7 @@ def references(monkeypatch: Patch) -> dict[str, Any]:
 
     def finding(name: str) -> Callable[..., Any]:
         @contextmanager
-        def find(*arguments: Any) -> Iterator[Any]:
+        def find(*arguments: Any, **_: Any) -> Iterator[Any]:
             found["seen"].append((name, *arguments))
             result = found[name]
             if isinstance(result, Exception) and arguments[1:] != (Path("weights"),):

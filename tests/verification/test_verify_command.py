@@ -454,6 +454,7 @@ def test_what_helps_against_a_finding_is_the_next_command(
 def test_a_command_line_asks_for_the_same_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     prompts = tmp_path / "my prompts.txt"
     prompts.write_text("a cat")
+    (tmp_path / "model.onnx").touch()
     words = [
         tmp_path, "--against", tmp_path, "--checkpoint", tmp_path, "--no-torch", "--component", "unet", "--component",
         "vae_decoder", "--bisect", "--inputs", "random", "--images", "--prompts", prompts, "--seeds", "3", "--steps",
@@ -483,6 +484,7 @@ def test_a_report_is_replaced_only_if_asked_for(monkeypatch: pytest.MonkeyPatch,
     monkeypatch.setattr("sdort.verification.command.verify_pipeline", stand_in)
     report = tmp_path / "report.html"
     report.write_text("mine")
+    (tmp_path / "model.onnx").touch()
     refused = sdort(tmp_path, "--report", report)
     assert (refused.exit_code, begun, report.read_text()) == (7, [], "mine")
     assert "--overwrite" in refused.stderr
