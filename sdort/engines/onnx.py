@@ -13,6 +13,7 @@ from sdort.generation.images import Generated
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_case, refuse_generation
 from sdort.generation.request import Request
+from sdort.generation.stages import plan_stages
 from sdort.model.signature import Array, static_size
 from sdort.onnx_io.precision_mark import made_for_bf16
 from sdort.pipelines.content_check import checked
@@ -149,7 +150,10 @@ class _OnnxPipeline:
         self.request = request
         self.images: list[Generated] = []
         self.stages: list[ImageStages] = []
-        self.keep: Callable[[], None] | None = partial(keep_generated, self.pipeline, [request])
+        self.keep: Callable[[], None] | None = self._keep
+
+    def _keep(self) -> None:
+        keep_generated(self.pipeline, [self.request], plan_stages(self.pipeline.folder, self.request))
 
     def __call__(self) -> None:
         self.images = list(self.pipeline.generate(self.request))

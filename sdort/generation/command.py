@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,15 +15,11 @@ import numpy as np
 
 from sdort.console import progress, say, warn
 from sdort.errors import ParityError, UsageError
-from sdort.generation.adapted_weights import plan_adapters
-from sdort.generation.canvas import make_canvas
-from sdort.generation.control_plan import plan_controls
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.grid import check_grid, columns_of, save_grid
 from sdort.generation.guard import Guard
 from sdort.generation.image_files import check_sides, save_image
 from sdort.generation.images import Generated
-from sdort.generation.ip_adapter_tokens import check_ip_adapter_images
 from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_generation
@@ -31,10 +27,11 @@ from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.preview_display import previewing
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts
+from sdort.generation.request_plan import RequestPlan, plan_request
 from sdort.generation.result import Generation, Image, PeakMemory, any_flagged, joined, replaced_text, withheld_text
 from sdort.generation.safety import is_judged, say_unjudged
 from sdort.generation.speeds import keep_speed, known_seconds
-from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
+from sdort.generation.stages import Stage, total_calls, total_steps
 from sdort.generation.step_progress import StepProgress
 from sdort.generation.turns import Turns, refuse_cancelled
 from sdort.generation.typed_options import GenerationOptions
@@ -98,6 +95,11 @@ class Pipeline:
             raise UsageError("the pipeline is closed", hint="Load it again, with sdort.load.")
         return self._loaded
 
+    @cached_property
+    def _custom_ops(self) -> str | None:
+        """The library that the sessions have."""
+        return custom_ops_hash(self._options)
+
     @property
     def fallback(self) -> str | None:
         """Why the provider, or a component's, is not the requested one; None if all are."""
@@ -148,33 +150,39 @@ class Pipeline:
         if not left.jobs and left.record:
             return _nothing_left(left, left.record)
         paths = None if paths is None else left.paths
+        plans: list[RequestPlan] = []
         for job in left.jobs:
-            settings = job.requests[0]
-            check_job(models.folder, job, paths)
+            plan = check_job(models.folder, job, paths)
             with job.named():
                 more = refuse_generation(
-                    models.folder, settings, job.images, models.provider, device_id, self._held,
+                    models.folder, plan.request, job.images, models.provider, device_id, self._held,
                     refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
+                    stages=plan.stages,
                 )  # fmt: skip
             needed = max(needed, more)
-        _check_grid_of(models.folder, left.jobs, paths)
-        result = self._run_jobs(left, paths)
+            plans.append(plan)
+        _check_grid_of(left.jobs, plans, paths)
+        result = self._run_jobs(left, paths, plans)
         self._held = max(self._held, needed)
         return result
 
-    def _run_jobs(self, unfinished: Unfinished, paths: list[Path] | None) -> Generation:
-        """The images of jobs, one after the other. One that shows nothing ends the run when all others are done."""
+    def _run_jobs(self, unfinished: Unfinished, paths: list[Path] | None, plans: Sequence[RequestPlan]) -> Generation:
+        """The images of jobs, one after the other. One that shows nothing ends the run when all others are done.
+
+        Args:
+            plans: of the jobs.
+        """
         say_unjudged(self._models.folder, [job.requests[0].safety for job in unfinished.jobs])
         results: list[Generation] = []
         written: list[Path] = []
         bad: list[BadImage] = []
         left = list(paths or [])
         try:
-            for job in unfinished.jobs:
+            for job, plan in zip(unfinished.jobs, plans, strict=True):
                 own, left = left[: job.images], left[job.images :]
                 judged = is_judged(job.requests[0].safety)
                 with previewing(self._models, job.previews, own[0] if own else None, self._options, judged=judged):
-                    results.append(self._generate(job, own, written, bad))
+                    results.append(self._generate(job, plan, own, written, bad))
             _refuse_bad(bad, sum(len(job.requests) for job in unfinished.jobs))
         except BaseException:
             _tell_written(written, unfinished)
@@ -183,24 +191,25 @@ class Pipeline:
         first = unfinished.jobs[0]
         return replace(result, grid=_grid(first, result.images, paths)) if first.grid and paths else result
 
-    def _generate(self, job: Job, paths: list[Path], written: list[Path], bad: list[BadImage]) -> Generation:
+    def _generate(
+        self, job: Job, plan: RequestPlan, paths: list[Path], written: list[Path], bad: list[BadImage]
+    ) -> Generation:
         """The images of a job, whose files are ``paths``, if there are some; they are added to ``written``, and those
         that show nothing to ``bad``."""
         models, requests = self._models, job.requests
-        stages = checked_stages(models.folder, requests[0])  # refused before anything runs
         owners = [request for request in requests for _ in range(request.num_images)]
         places = [job.place_of(at) for at, request in enumerate(requests) for _ in range(request.num_images)]
         images: list[Image] = []
-        with _shown_progress(owners, stages, job) as watch:
+        with _shown_progress(owners, plan.stages, job) as watch:
             # Each is written as soon as it is done: what ends the rest does not take it away.
-            for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile)):
+            for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile, plan)):
                 watch.image_done()
                 if image.problem is not None:
                     bad.append(BadImage(places[index], owners[index], image))
                     continue
                 images.append(self._kept(owners[index], image, paths[index] if paths else None, job))
                 written += filter(None, [images[-1].path])
-        keep_generated(models, requests)
+        keep_generated(models, requests, plan.stages)
         return Generation(
             **_values(replace(self._record(requests[0]), flagged=any_flagged(images))),
             images=images,
@@ -244,7 +253,7 @@ class Pipeline:
             fallback=models.fallback,
             tuning=options.tuning and can_tune(models.provider, options),
             device=device_name(models.provider, options.device_id),
-            custom_ops=custom_ops_hash(options),
+            custom_ops=self._custom_ops,
             graph=options.graph,
             decoded=models.decoded,
             flagged=None,
@@ -270,6 +279,8 @@ class PlannedRun:
     """Jobs that a pipeline can do, which is not loaded yet; :func:`prepare_run` makes it."""
 
     left: Unfinished
+    plans: list[RequestPlan]
+    """Of the jobs that are left."""
     folder: PipelineFolder
     provider: Provider
     runtime: RuntimeOptions
@@ -297,7 +308,7 @@ class PlannedRun:
         steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in self.jobs)
         options = replace(self.runtime, adapters=adaptable, control_inputs=steered)
         loaded = load_folder(self.folder.path, options)
-        result = loaded._run_jobs(self.left, self.left.paths)
+        result = loaded._run_jobs(self.left, self.left.paths, self.plans)
         keep_speed(self.folder, self.jobs, result)
         return _with_placement(result, loaded._models, self.jobs[0].requests, self.runtime) if placement else result
 
@@ -317,12 +328,14 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
         folder = open_folder(pipeline)
         left = find_unfinished([job.for_pipeline(folder) for job in jobs], paths, folder)
         provider = chosen.result()[0]
+        plans: list[RequestPlan] = []
         for job in left.jobs:
-            check_job(folder, job, left.paths)
+            plan = check_job(folder, job, left.paths)
             with job.named():
-                refuse_generation(folder, job.requests[0], job.images, provider, runtime.device_id)
-        _check_grid_of(folder, left.jobs, left.paths)
-    return PlannedRun(left, folder, provider, runtime)
+                refuse_generation(folder, plan.request, job.images, provider, runtime.device_id, stages=plan.stages)
+            plans.append(plan)
+        _check_grid_of(left.jobs, plans, left.paths)
+    return PlannedRun(left, plans, folder, provider, runtime)
 
 
 def written_size(request: Request, last: Stage) -> tuple[int, int]:
@@ -335,36 +348,35 @@ def written_size(request: Request, last: Stage) -> tuple[int, int]:
     return upscaled_size(request, size)
 
 
-def _check_grid_of(folder: PipelineFolder, jobs: Sequence[Job], paths: list[Path] | None) -> None:
+def _check_grid_of(jobs: Sequence[Job], plans: Sequence[RequestPlan], paths: list[Path] | None) -> None:
     """Refuse the grid of all images that jobs are to write, as :func:`check_grid`."""
     if not (jobs and jobs[0].grid and paths and len(paths) > 1):
         return
-    firsts = [job.requests[0] for job in jobs]
-    sizes = [written_size(first, checked_stages(folder, first)[-1]) for first in firsts]
+    sizes = [written_size(plan.request, plan.stages[-1]) for plan in plans]
     prompts = [each.prompt for job in jobs for each in job.requests for _ in range(each.num_images)]
     largest = max(height for height, _ in sizes), max(width for _, width in sizes)
     check_grid(grid_of(jobs[0], paths), largest, len(paths), columns_of(prompts))
 
 
-def check_job(folder: PipelineFolder, job: Job, paths: Sequence[Path] | None) -> None:
-    """Refuse a job that the pipeline cannot do, or whose images the formats of their files do not hold.
+def check_job(folder: PipelineFolder, job: Job, paths: Sequence[Path] | None) -> RequestPlan:
+    """The plan of a job. One that the pipeline cannot do, or whose images the formats of their files do not hold, is
+    refused.
 
     Args:
         paths: the files, which have one format; None where nothing is written.
 
     Raises:
-        UsageError, BadModelError: as :func:`checked_stages`, :func:`plan_adapters` and :func:`check_sides`.
+        UsageError, BadModelError: as :func:`plan_request` and :func:`check_sides`.
     """
-    request = job.requests[0]
     with job.named():
-        last = checked_stages(folder, request)[-1]
-        plan_adapters(folder, request.lora)
-        size = written_size(request, last)
+        plan = plan_request(folder, job.requests[0])
+        size = written_size(plan.request, plan.stages[-1])
         if paths:
             check_sides(paths[0], size)
     for number, each in enumerate(job.requests[1:], 1):  # their texts are their own
         with job.named(number):
             check_prompts(folder, each)
+    return plan
 
 
 def upscaled_size(request: Request, size: tuple[int, int]) -> tuple[int, int]:
@@ -381,24 +393,6 @@ def upscaled_size(request: Request, size: tuple[int, int]) -> tuple[int, int]:
         known_scale(request.hires_upscaler)
     scale = known_scale(request.upscale) if request.upscale else None
     return result_size(size, request.upscale_by or scale or 1)
-
-
-def checked_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
-    """The stages of a request that the pipeline can do.
-
-    Raises:
-        UsageError: the size, the number of steps, a strength, the mask or a prompt is one that the pipeline cannot do.
-        BadModelError: a file of the pipeline is broken, its UNet is for another task, a control does not fit it,
-            or it has no IP-Adapter for an image.
-    """
-    stages = plan_stages(folder, request)
-    check_prompts(folder, request)
-    check_ip_adapter_images(folder, request.ip_adapter_image)
-    if request.mask:
-        make_canvas(request, stages[0].size, folder.vae_factor)
-    for stage in stages:
-        plan_controls(folder, request.control, stage.size)
-    return stages
 
 
 @contextmanager

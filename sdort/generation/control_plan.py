@@ -48,7 +48,9 @@ class ControlModel:
 _POOLED = "global_pool_conditions"
 
 
-def plan_controls(folder: PipelineFolder, controls: Sequence[Control], pixels: tuple[int, int]) -> list[ControlModel]:
+def plan_controls(
+    folder: PipelineFolder, controls: Sequence[Control], pixels: tuple[int, int]
+) -> tuple[ControlModel, ...]:
     """The models of a request's controls.
 
     Args:
@@ -59,7 +61,7 @@ def plan_controls(folder: PipelineFolder, controls: Sequence[Control], pixels: t
             the UNet was exported without inputs for it.
         UsageError: the size does not fit a T2I-Adapter.
     """
-    planned = [ControlModel(control, find_control(control.path)) for control in controls]
+    planned = tuple(ControlModel(control, find_control(control.path)) for control in controls)
     for model in planned:
         _check_fit(folder, model, pixels)
     return planned

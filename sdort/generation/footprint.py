@@ -40,4 +40,8 @@ def activation_bytes(file: ComponentFile, provider: Provider) -> int:
 
 def keeps_scores(file: ComponentFile) -> bool:
     """Whether attention is spelled in operators that hold all scores at once; fused ones take them piece by piece."""
+    return file.derived(_keeps_scores)
+
+
+def _keeps_scores(file: ComponentFile) -> bool:
     return any(node.op_type in ("Attention", "Softmax") and not node.domain for node in file.graph.graph.node)

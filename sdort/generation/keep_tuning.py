@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from sdort.generation.request import Request
-from sdort.generation.stages import plan_stages
+from sdort.generation.stages import Stage
 from sdort.model.component_names import CONTROLNET
 from sdort.runtime.tuning_results import keep_case, keep_shapes
 from sdort.workload.cases import generation_cases
@@ -15,8 +15,12 @@ if TYPE_CHECKING:
     from sdort.generation.pipeline import TextToImage
 
 
-def keep_generated(pipeline: TextToImage, requests: Sequence[Request]) -> None:
-    """Keep what was tuned while images were generated; a cache that cannot be written costs a warning."""
+def keep_generated(pipeline: TextToImage, requests: Sequence[Request], stages: Sequence[Stage]) -> None:
+    """Keep what was tuned while images were generated; a cache that cannot be written costs a warning.
+
+    Args:
+        stages: of the requests.
+    """
     request = requests[0]
     images = sum(request.num_images for request in requests)
     copies = len(request.guidance())
@@ -27,7 +31,7 @@ def keep_generated(pipeline: TextToImage, requests: Sequence[Request]) -> None:
             for shapes in sorted(session.ran_on):
                 keep_shapes(session, dict(shapes))
             continue
-        for stage in plan_stages(pipeline.folder, request):
+        for stage in stages:
             for case in generation_cases(
                 component, session.inputs, images, stage.size, copies=copies, at_once=request.images_at_once
             ):

@@ -1,5 +1,5 @@
 """Schedules as numbers. Those of diffusers' schedulers are kept between runs: who asks for a known one again imports no
-diffusers, which takes seconds. Those of sdort's own samplers are computed each time, in milliseconds.
+diffusers, which takes seconds. Those of sdort's own samplers are computed for each open pipeline, in milliseconds.
 
 An entry is a line of JSON and the arrays of :class:`Recurrence` behind it. Its key has everything that the numbers
 depend on: the scheduler's config, all that a request says of it (its ``scheduler_options``; a scheduler is made of
@@ -11,9 +11,9 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Hashable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.metadata import version
 from typing import Any
 
@@ -64,6 +64,11 @@ class KnownSchedule:
     folder: PipelineFolder
     request: Request
     steps: int
+
+    @property
+    def told_by(self) -> tuple[Hashable, ...]:
+        """All that makes it another schedule of the same pipeline."""
+        return (self.steps, *self.request.scheduler_options.items())
 
     def counts(self) -> ScheduleCounts:
         """The number of its calls.
@@ -126,6 +131,18 @@ class KnownSchedule:
             "steps": self.steps,
             "part": part and [part.first, part.last, part.begin.value, part.masked],
         }
+
+
+def known_counts(folder: PipelineFolder, request: Request, steps: int) -> ScheduleCounts:
+    """As :meth:`KnownSchedule.counts`, found once for an open pipeline."""
+    known = KnownSchedule(folder, request, steps)
+    return folder.derived.get(("counts", *known.told_by), known.counts)
+
+
+def known_recurrence(folder: PipelineFolder, request: Request, steps: int, part: Part) -> Recurrence | None:
+    """As :meth:`KnownSchedule.recurrence`, found once for an open pipeline."""
+    known = KnownSchedule(folder, request, steps)
+    return folder.derived.get(("recurrence", part, *known.told_by), partial(known.recurrence, part))
 
 
 def _cache() -> VerifiedCache:

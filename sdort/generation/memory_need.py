@@ -7,7 +7,7 @@ first convolution and the form of its attention, so that a wrong config makes no
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from sdort.generation.footprint import activation_bytes, keeps_scores
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
 from sdort.generation.safety import is_judged
-from sdort.generation.stages import plan_stages
+from sdort.generation.stages import Stage, plan_stages
 from sdort.machine.gpus import free_memory
 from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.onnx_io.component_file import ComponentFile
@@ -27,7 +27,7 @@ from sdort.pipelines.configs import read_component_config
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.prepared_tensors import prepared_tensors, split_file
+from sdort.runtime.prepared_tensors import Prepared, prepared_tensors, split_file
 from sdort.tables import size_text
 from sdort.workload.cases import TOKENS, Case
 from sdort.workload.residuals import residual_shapes
@@ -74,7 +74,7 @@ def unet_bytes(
     """
     samples, height, width = latents
     element = activation_bytes(file, provider)
-    rows = _PER_LATENT * _first_channels(file) * samples * height * width * element
+    rows = _PER_LATENT * file.derived(_first_channels) * samples * height * width * element
     level, heads = _largest_attention(config)
     tokens = height * width / 4**level
     scores = _SCORE_COPIES * heads * samples * tokens**2 * element if keeps_scores(file) else 0
@@ -89,18 +89,22 @@ def prepared_bytes(file: ComponentFile, latents: tuple[int, int, int], steps: in
         latents: samples, and the latents along their height and their width.
         steps: of the schedule.
     """
-    split = split_file(file)
-    if split is None:
-        return 0
     try:
-        prepared = prepared_tensors(split, file.component, Sample(*latents, TOKENS))
+        prepared = file.derived(_prepared, Sample(*latents, TOKENS))
     except BadModelError as error:  # of an input that foreign exporters leave open
         detail(f"{file.component}: the estimate lacks what is prepared for its steps: {error.message}")
+        return 0
+    if prepared is None:
         return 0
     if prepared.unknown:
         detail(f"{file.component}: the estimate lacks {len(prepared.unknown)} prepared tensors of unknown size")
     # A table with a row for each step, and the row that the step reads.
     return prepared.prompt_bytes + (steps + 1) * prepared.step_bytes
+
+
+def _prepared(file: ComponentFile, sample: Sample) -> Prepared | None:
+    split = split_file(file)
+    return None if split is None else prepared_tensors(split, file.component, sample)
 
 
 def _first_channels(file: ComponentFile) -> int:
@@ -130,17 +134,25 @@ def _folder_bytes(folder: Path) -> int:
     return sum(file.stat().st_size for file in folder.iterdir() if file.is_file())
 
 
-def generation_bytes(folder: PipelineFolder, request: Request, images: int, provider: Provider, free: int) -> int:
+def generation_bytes(
+    folder: PipelineFolder,
+    request: Request,
+    images: int,
+    provider: Provider,
+    free: int,
+    stages: Sequence[Stage] | None = None,
+) -> int:
     """An estimate in bytes of what generating takes beside the weights: the largest component, and all images' pixels.
 
     Args:
         images: all images of the run, which are kept until its end.
         free: bytes of free memory, by which the decoder's plan is chosen.
+        stages: of the request, where they are planned already.
     """
     together = min(images, request.images_at_once)
     planner = planner_of(folder, provider)
     samples = together * len(request.guidance())
-    stages = plan_stages(folder, request)
+    stages = stages or plan_stages(folder, request)
     largest = 0
     for size, steps in ((stage.size, stage.calls) for stage in stages):
         decoded = Case(DECODER, together, *size)
@@ -247,6 +259,7 @@ def refuse_generation(
     held: int | None = None,
     refiner_open: bool = False,
     controls_open: Collection[Path] = (),
+    stages: Sequence[Stage] | None = None,
 ) -> int:
     """Refuse a run that cannot fit; the estimate in bytes of what it takes beside the weights, 0 where nothing tells.
 
@@ -255,6 +268,7 @@ def refuse_generation(
         held: bytes that sessions which are loaded keep of earlier runs and take again; None before they are loaded.
         refiner_open: whether the request's refiner is loaded.
         controls_open: models of controls that are loaded.
+        stages: of the request, where they are planned already.
 
     Raises:
         MemoryShortageError: what it needs and what is free.
@@ -264,8 +278,9 @@ def refuse_generation(
     if free is None:
         return 0
     free += held or 0
-    height, width = plan_stages(folder, request)[-1].size
-    needed = generation_bytes(folder, request, images, provider, free)
+    stages = stages or plan_stages(folder, request)
+    height, width = stages[-1].size
+    needed = generation_bytes(folder, request, images, provider, free, stages)
     components = [*folder.needed]
     components += [ENCODER] if encodes(request) else []
     components += [IMAGE_ENCODER] if request.ip_adapter_image else []

@@ -14,11 +14,10 @@ import numpy as np
 
 from sdort.console import detail, progress, say
 from sdort.errors import ParityError
-from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, plan_adapters, remark_inputs
+from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, remark_inputs
 from sdort.generation.beginning import Start
 from sdort.generation.bound_unet import Batch, condition_width
 from sdort.generation.canvas import Canvas, make_canvas, remark_on_size
-from sdort.generation.control_plan import plan_controls
 from sdort.generation.decode import Decoder, OnTile, Plan, choose, size_of
 from sdort.generation.device_loop import Loop
 from sdort.generation.encode import Encoder, Posterior, pixels_of_images
@@ -28,7 +27,7 @@ from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.images import Generated, to_image
 from sdort.generation.ip_adapter_tokens import IpAdapterTokens
-from sdort.generation.known_schedules import KnownSchedule
+from sdort.generation.known_schedules import known_recurrence
 from sdort.generation.memory_need import fits_beside, has_room
 from sdort.generation.preview import BatchPreviews, Previewer
 from sdort.generation.prompt_copies import CopyTexts, copy_schedules, remark_on_schedules, texts_by_call
@@ -37,11 +36,12 @@ from sdort.generation.prompts import load_tokenizers, remark_on_files, remark_on
 from sdort.generation.recurrence import Recurrence
 from sdort.generation.refiner import open_refiner, remark_on_base
 from sdort.generation.request import UPSCALES, Request, check_inputs, image_size, sampler_of
+from sdort.generation.request_plan import RequestPlan, plan_request
 from sdort.generation.resampling import enlarged_latents
 from sdort.generation.running_controls import Controls, RunningControls
 from sdort.generation.safety import SafetyChecker, Verdict
 from sdort.generation.schedule_part import Part, PartSteps
-from sdort.generation.stages import Stage, plan_stages
+from sdort.generation.stages import Stage
 from sdort.generation.step_conditions import Copies, StepConditions
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.generation.upscaled_picture import upscale_picture
@@ -146,12 +146,14 @@ class TextToImage:
         requests: Sequence[Request],
         on_step: Callable[[float], None] = lambda _: None,
         on_tile: OnTile = lambda tile, tiles: None,
+        plan: RequestPlan | None = None,
     ) -> Iterator[Generated]:
         """Generate the images of requests that differ in prompts and seeds alone, each yielded as soon as it is done.
 
         Args:
             on_step: called after every denoising step with the number of images that it advanced.
             on_tile: called before each call of the decoder with the number of the tile and all there are.
+            plan: of the first request, where there is one already.
 
         Raises:
             UsageError: a value that the pipeline cannot do.
@@ -159,12 +161,13 @@ class TextToImage:
             ProviderError: a run failed.
         """
         request = requests[0]
-        stages = plan_stages(self.folder, request)
+        plan = plan or plan_request(self.folder, request)
+        stages = plan.stages
         self._use_unet(steered=bool(request.control or request.ip_adapter_image))
         size = stages[0].size
         canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
         remark_on_size(request, size)
-        self.use_adapters(plan_adapters(self.folder, request.lora))
+        self.use_adapters(plan.adapters)
         self.timings = Timings()
         started = time.perf_counter()
         own = [stage for stage in stages if not stage.refines]
@@ -615,14 +618,13 @@ class TextToImage:
         """The control images of a request at the size of a stage, and their models; a refiner is not steered."""
         if self.schedule is not self.folder:
             return None
-        planned = plan_controls(self.folder, request.control, stage.size)
-        return self.controls.use(planned, stage.size, self.sessions["unet"], guess=request.guess_mode)
+        return self.controls.use(stage.controls, stage.size, self.sessions["unet"], guess=request.guess_mode)
 
     def _steps(self, request: Request, stage: Stage) -> PartSteps:
         return PartSteps(sampler_of(self.schedule, request, stage.schedule), stage.part)
 
     def _recurrence(self, request: Request, stage: Stage) -> Recurrence | None:
-        return KnownSchedule(self.schedule, request, stage.schedule).recurrence(stage.part)
+        return known_recurrence(self.schedule, request, stage.schedule, stage.part)
 
     def _previews(
         self, request: Request, stage: Stage, guidance: Sequence[float], seeds: Sequence[ImageSeed]

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sdort.errors import UsageError
+from sdort.generation.control_plan import ControlModel
 from sdort.generation.image_sizes import scaled_size
-from sdort.generation.known_schedules import KnownSchedule
+from sdort.generation.known_schedules import known_counts
 from sdort.generation.prompt_schedule import Clock
 from sdort.generation.refiner import handover, open_refiner
 from sdort.generation.request import Request, check_task, image_size, sampler_of
@@ -34,6 +35,8 @@ class Stage:
     """The part of the schedule, in calls of the UNet."""
     refines: bool = False
     """Whether the refiner takes it."""
+    controls: tuple[ControlModel, ...] = ()
+    """The models that steer it, where they are planned."""
 
 
 def plan_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
@@ -110,7 +113,7 @@ def _stage(
 
     As in diffusers' ``get_timesteps``: of the steps times the strength the whole part.
     """
-    counts = KnownSchedule(folder, request, schedule).counts()
+    counts = known_counts(folder, request, schedule)
     clock = Clock(schedule * counts.order)
     if strength is None:
         return Stage(size, schedule, schedule, counts.calls, clock)

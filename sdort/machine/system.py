@@ -7,6 +7,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from subprocess import TimeoutExpired
 
@@ -21,6 +22,7 @@ _TIMEOUT = 20
 """Seconds for a vendor's tool; one that hangs (a lost device) must not hang us."""
 
 
+@cache
 def _site_packages() -> Path:
     return Path(sysconfig.get_path("purelib"))
 

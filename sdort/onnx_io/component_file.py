@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
+from typing import Any, TypeVar
 
 import onnx
 from onnx import AttributeProto, TensorProto
@@ -25,6 +25,7 @@ from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes, type_name
 from sdort.onnx_io.constant_weights import refuse_constant
+from sdort.onnx_io.derived import Derived
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.functions import inline_functions
 from sdort.onnx_io.wire import OWN_FILE, read_graph
@@ -35,6 +36,7 @@ SETTLED_NS = 100_000_000
 """Nanoseconds after which a file's next change has another time: file systems' clocks tick every 10 ms or faster."""
 
 Identity = tuple[str, int, int, int, int, int]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,11 +48,12 @@ class Signature:
 
 
 class _Parsed:
-    """A parsed file: its message as it is, and the checked graph once somebody asked for it."""
+    """A parsed file: its message as it is, the checked graph once somebody asked for it, and what follows from it."""
 
     def __init__(self, proto: onnx.ModelProto) -> None:
         self.proto = proto
         self.checked: onnx.ModelProto | None = None
+        self.derived = Derived()
 
 
 class ComponentFile:
@@ -90,32 +93,33 @@ class ComponentFile:
             self._parsed.checked = checked
         return self._parsed.checked
 
-    @cached_property
+    def derived(self, make: Callable[..., T], *arguments: Any) -> T:
+        """``make(self, *arguments)``, which follows from the file alone: found once for all who read the file, as long
+        as it stays the same."""
+        return self._parsed.derived.get((make, *arguments), lambda: make(self, *arguments))
+
+    @property
     def metadata(self) -> dict[str, str]:
         """The model's ``metadata_props``."""
-        return {entry.key: entry.value for entry in self.proto.metadata_props}
+        return self.derived(_metadata)
 
-    @cached_property
+    @property
     def signature(self) -> Signature:
         """Inputs and outputs as the model declares them, and as its session does.
 
         Raises:
             BadModelError: as :attr:`graph`.
         """
-        outputs = self.graph.graph.output
-        return Signature(declared_inputs(self.graph), {info.name: _spec(info) for info in outputs})
+        return self.derived(_signature)
 
-    @cached_property
+    @property
     def weight_bytes(self) -> Counter[str]:
         """Bytes of initializers and attributes by ONNX's name of their dtype in small letters: ``float``, ``float16``.
 
         Raises:
             BadModelError: as :attr:`graph`.
         """
-        sizes: Counter[str] = Counter()
-        for tensor in self._tensors():
-            sizes[type_name(tensor.data_type).lower()] += tensor_nbytes(tensor, self.component)
-        return sizes
+        return self.derived(_weight_bytes)
 
     @property
     def dtype(self) -> str:
@@ -138,7 +142,7 @@ class ComponentFile:
         """
         external = ExternalData(self.path, self.component)
         weights = []
-        for tensor in self._tensors():
+        for tensor in self.tensors():
             check_tensor(tensor, self.component)
             if tensor.data_location == TensorProto.EXTERNAL:
                 place = external.locate(tensor)
@@ -148,7 +152,8 @@ class ComponentFile:
         external.check_overlaps()
         refuse_constant(weights, self.component)
 
-    def _tensors(self) -> Iterator[TensorProto]:
+    def tensors(self) -> Iterator[TensorProto]:
+        """Initializers, and the tensors in attributes."""
         yield from self.graph.graph.initializer
         yield from _attribute_tensors(self.graph)
 
@@ -213,6 +218,21 @@ def declared_inputs(model: onnx.ModelProto) -> dict[str, TensorSpec]:
     """A model's inputs by name, without those that initializers give."""
     constants = {tensor.name for tensor in model.graph.initializer}
     return {info.name: _spec(info) for info in model.graph.input if info.name not in constants}
+
+
+def _metadata(file: ComponentFile) -> dict[str, str]:
+    return {entry.key: entry.value for entry in file.proto.metadata_props}
+
+
+def _signature(file: ComponentFile) -> Signature:
+    return Signature(declared_inputs(file.graph), {info.name: _spec(info) for info in file.graph.graph.output})
+
+
+def _weight_bytes(file: ComponentFile) -> Counter[str]:
+    sizes: Counter[str] = Counter()
+    for tensor in file.tensors():
+        sizes[type_name(tensor.data_type).lower()] += tensor_nbytes(tensor, file.component)
+    return sizes
 
 
 def copied(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -21,6 +21,7 @@ from sdort.model.signature import static_size
 from sdort.model.vae_levels import decoder_widths, vae_factor
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
+from sdort.onnx_io.derived import Derived
 from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rules
 from sdort.pipelines.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
@@ -33,19 +34,25 @@ _LONGEST_NAME = 200
 
 @dataclass(frozen=True)
 class PipelineFolder:
-    """The components of an exported or optimized pipeline by name, and its configs, each of which is read once."""
+    """The components of an exported or optimized pipeline by name, and its configs and model files, each of which is
+    read once."""
 
     path: Path
     models: dict[str, Path]
     _configs: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _files: dict[str, ComponentFile] = field(default_factory=dict, init=False, repr=False, compare=False)
+    derived: Derived = field(default_factory=Derived, init=False, repr=False, compare=False)
+    """What follows from its files alone."""
 
     def file(self, component: str) -> ComponentFile:
-        """A component's model file, read.
+        """A component's model file, read once.
 
         Raises:
             BadModelError: it cannot be read, or is no ONNX model.
         """
-        return read_component(self.models[component], component)
+        if component not in self._files:
+            self._files[component] = read_component(self.models[component], component)
+        return self._files[component]
 
     def config(self, component: str) -> dict[str, Any]:
         """A component's ``config.json``, empty when there is none."""

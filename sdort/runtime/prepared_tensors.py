@@ -7,7 +7,6 @@ of a run.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,10 +22,6 @@ from sdort.operators import find_operator
 from sdort.runtime.step_split import SAMPLE, TIMESTEP, StepSplit, split_step
 from sdort.runtime.unsteered import remove_control_inputs
 from sdort.workload.samples import Input, Sample, declared_inputs, fill_inputs, fixed_batch
-
-_kept: deque[tuple[onnx.ModelProto, bool, StepSplit | None]] = deque(maxlen=2)
-"""The last files' graphs and their parts: a run estimates its memory before it opens them."""
-
 
 _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that keep the number of elements, and the type."""
@@ -81,15 +76,14 @@ def split_file(file: ComponentFile, control_inputs: bool = False) -> StepSplit |
     """
     if not {SAMPLE, TIMESTEP} <= file.signature.inputs.keys():
         return None
-    for graph, steered, known in tuple(_kept):  # sessions are opened by several threads
-        if graph is file.graph and steered == control_inputs:
-            return known
+    return file.derived(_split, control_inputs)
+
+
+def _split(file: ComponentFile, control_inputs: bool) -> StepSplit | None:
     model = file.copy()
     if not control_inputs:
         remove_control_inputs(model, file.component)
-    split = split_step(model)
-    _kept.append((file.graph, control_inputs, split))
-    return split
+    return split_step(model)
 
 
 def prepared_tensors(split: StepSplit, component: str, sample: Sample) -> Prepared:

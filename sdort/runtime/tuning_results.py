@@ -25,13 +25,20 @@ def keep_case(session: Session, case: Case, factor: int) -> None:
     Args:
         factor: pixels a latent.
     """
+    if not is_tuned(session):
+        return
     feeds = make_feeds(case, session.inputs, factor, image_channels(session.path, case.component))
     keep_shapes(session, feed_shapes(feeds))
 
 
+def is_tuned(session: Session) -> bool:
+    """Whether kernels are searched for in a session."""
+    return session.options.tuning and session.provider.on_gpu
+
+
 def keep_shapes(session: Session, shapes: InputDims) -> None:
     """Keep what was tuned on inputs of ``shapes``; nothing without ``--tuning``."""
-    if not session.options.tuning or not session.provider.on_gpu:
+    if not is_tuned(session):
         return
     if session.weights.as_inputs:
         detail(f"{session.component}: programs that take weights as inputs are not kept")

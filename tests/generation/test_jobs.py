@@ -243,7 +243,8 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
     asked = SimpleNamespace(refused=[], bad=set(), stages=[], kept=[], needed=iter([110, *[100] * 20]))
     rng = np.random.default_rng(0)
 
-    def generate_all(requests: Any, on_step: Any, on_tile: Any) -> Any:
+    def generate_all(requests: Any, on_step: Any, on_tile: Any, plan: Any) -> Any:
+        assert plan.request == requests[0]
         for request in requests:
             for seed in request.seeds:
                 problem = "black" if seed.number in asked.bad else None
@@ -255,17 +256,27 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
     )  # fmt: skip
     made = Pipeline(models, RuntimeOptions("rocm", device_id=2), 1.0, SimpleNamespace(bytes=lambda: 7))  # type: ignore[arg-type]
 
-    def refuse(folder: Any, request: Any, images: int, provider: Any, device_id: int, held: Any, **opened: Any) -> int:
+    def refuse(
+        folder: Any, request: Any, images: int, provider: Any, device_id: int, held: Any, stages: Any, **opened: Any
+    ) -> int:
+        assert [stage.size for stage in stages] == [(8, 8)]
         asked.refused.append((folder, request.prompt, images, provider, device_id, held, opened))
         return next(asked.needed)  # type: ignore[no-any-return]
 
     monkeypatch.setattr(Job, "for_pipeline", lambda self, folder: self)
     monkeypatch.setattr(command, "refuse_generation", refuse)
-    monkeypatch.setattr(
-        command, "checked_stages", lambda folder, request: [SimpleNamespace(steps=2, calls=2, size=(8, 8))]
-    )
-    monkeypatch.setattr(command, "plan_adapters", lambda folder, lora: asked.kept.append(("lora", lora)))
-    monkeypatch.setattr(command, "keep_generated", lambda models, requests: asked.kept.append(len(requests)))
+    stages = [SimpleNamespace(steps=2, calls=2, size=(8, 8))]
+
+    def plan_request(folder: Any, request: Request) -> Any:
+        asked.kept.append(("planned", request.prompt))
+        return SimpleNamespace(request=request, stages=stages)
+
+    def keep_generated(models: Any, requests: Any, planned: Any) -> None:
+        assert planned is stages
+        asked.kept.append(len(requests))
+
+    monkeypatch.setattr(command, "plan_request", plan_request)
+    monkeypatch.setattr(command, "keep_generated", keep_generated)
     monkeypatch.setattr(Pipeline, "_record", lambda self, request: command_record(request))
     return SimpleNamespace(made=made, models=models, asked=asked)
 
@@ -287,7 +298,7 @@ def test_every_job_is_refused_before_the_first_runs_and_the_largest_is_held(pipe
     assert [(each.prompt, each.seed, each.path) for each in found.images] == [
         ("a", 1, None), ("a", 2, None), ("b", 1, None), ("b", 2, None), ("c AND d", 1, None), ("c AND d", 2, None),
     ]  # fmt: skip
-    assert pipeline.asked.kept == [("lora", ()), ("lora", ()), 2, 1]
+    assert pipeline.asked.kept == [("planned", "a"), ("planned", "c AND d"), 2, 1]
     assert found.iterations_per_second == round(2 / 0.75, 4)
     pipeline.models.refiner = "open"
     pipeline.asked.needed = iter([5])

@@ -8,7 +8,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -30,6 +29,7 @@ from sdort.generation.schedule_part import WHOLE, Begin, Part
 from sdort.generation.schedulers import SchedulerOptions, choose_scheduler
 from sdort.generation.step_conditions import StepConditions
 from sdort.machine.cache_folder import schedules_folder
+from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
@@ -94,8 +94,7 @@ def known(tmp_path: Path) -> KnownSchedule:
     (tmp_path / "scheduler").mkdir()
     config = {"_class_name": "DDIMScheduler", **tiny_pipeline.SCHEDULER, "of_tomorrow": 1}
     (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
-    folder: Any = SimpleNamespace(path=tmp_path)
-    return KnownSchedule(folder, Request("", scheduler="euler-a", steps=5), 5)
+    return KnownSchedule(PipelineFolder(tmp_path, {}), Request("", scheduler="euler-a", steps=5), 5)
 
 
 def values(found: Recurrence | None) -> list[Any]:
@@ -126,7 +125,7 @@ def test_a_schedule_is_computed_once(known: KnownSchedule, monkeypatch: pytest.M
         known.recurrence(Part(1))
     path.write_text(json.dumps(json.loads(path.read_text()) | {"beta_end": 0.013}))
     with pytest.raises(ConnectionError):
-        known.counts()
+        replace(known, folder=PipelineFolder(known.folder.path, {})).counts()
 
 
 OTHER_VALUES = {"scheduler": "heun", "timestep_spacing": "trailing", "eta": 0.3}

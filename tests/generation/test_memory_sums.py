@@ -93,7 +93,8 @@ def sums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
         net.write_bytes(bytes(100_000))
     found = SimpleNamespace(free=10**9, refused=[], nets=nets, generation=[])
 
-    def generation_bytes(folder: Any, request: Any, images: int, provider: Any, free: int) -> int:
+    def generation_bytes(folder: Any, request: Any, images: int, provider: Any, free: int, stages: Any) -> int:
+        assert stages[-1].size == (16, 48)
         found.generation.append((images, free))
         return 1
 
@@ -267,7 +268,9 @@ def test_a_component_is_refused_by_its_own_bytes(monkeypatch: pytest.MonkeyPatch
 
 def graph(dtype: str, *nodes: tuple[str, str]) -> Any:
     made = [SimpleNamespace(op_type=op_type, domain=domain) for op_type, domain in nodes]
-    return SimpleNamespace(dtype=dtype, graph=SimpleNamespace(graph=SimpleNamespace(node=made)))
+    file = SimpleNamespace(dtype=dtype, graph=SimpleNamespace(graph=SimpleNamespace(node=made)))
+    file.derived = lambda make: make(file)
+    return file
 
 
 @pytest.mark.parametrize(

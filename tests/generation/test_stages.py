@@ -37,12 +37,8 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
     def calls(steps: int) -> int:
         return steps * state.order - (state.order > 1)  # type: ignore[no-any-return]
 
-    class Known:
-        def __init__(self, folder: Any, request: Request, steps: int) -> None:
-            self.steps = steps
-
-        def counts(self) -> ScheduleCounts:
-            return ScheduleCounts(calls(self.steps), state.order)
+    def known_counts(folder: Any, request: Request, steps: int) -> ScheduleCounts:
+        return ScheduleCounts(calls(steps), state.order)
 
     def sampler_of(folder: Any, request: Request, steps: int) -> Any:
         return SimpleNamespace(timesteps=times(steps), trained=1000, order=state.order)
@@ -51,7 +47,7 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
         state.refined.append(path)
         return "refiner"
 
-    monkeypatch.setattr(stages, "KnownSchedule", Known)
+    monkeypatch.setattr(stages, "known_counts", known_counts)
     monkeypatch.setattr(stages, "sampler_of", sampler_of)
     monkeypatch.setattr(stages, "open_refiner", open_it)
     monkeypatch.setattr(stages, "check_task", lambda *_: None)

@@ -329,7 +329,7 @@ class Source:
         self.restored.append(state)
 
 
-STAGE: Any = SimpleNamespace(size=(16, 48), schedule=7, part=Part(begin=Begin.NOISE))
+STAGE: Any = SimpleNamespace(size=(16, 48), schedule=7, part=Part(begin=Begin.NOISE), controls=("c",))
 
 
 @pytest.mark.parametrize(
@@ -525,13 +525,12 @@ def test_what_a_mask_leaves_is_encoded_for_a_unet_that_takes_it(
     assert found == wanted
 
 
-def test_a_refiner_is_not_steered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "plan_controls", lambda folder, control, size: (control, size))
+def test_a_refiner_is_not_steered() -> None:
     controls = SimpleNamespace(use=lambda planned, size, unet, *, guess: (planned, size, unet, guess))
     pipe = made(sessions={"unet": "unet"}, controls=controls)
     for guess in (False, True):
         request: Any = SimpleNamespace(control=("c",), guess_mode=guess)
-        assert pipe._controls(request, STAGE) == ((("c",), (16, 48)), (16, 48), "unet", guess)  # type: ignore[comparison-overlap]
+        assert pipe._controls(request, STAGE) == (("c",), (16, 48), "unet", guess)  # type: ignore[comparison-overlap]
     pipe.schedule = SimpleNamespace()  # type: ignore[assignment]
     assert pipe._controls(request, STAGE) is None
 
@@ -657,8 +656,7 @@ def test_what_was_tuned_is_kept_for_every_stage_and_every_shape(monkeypatch: pyt
     shapes: list[Any] = []
     monkeypatch.setattr(keep_tuning, "keep_case", lambda session, case, factor: cases.append((case, factor)))
     monkeypatch.setattr(keep_tuning, "keep_shapes", lambda session, dims: shapes.append((session.component, dims)))
-    stages = [SimpleNamespace(size=(16, 48)), SimpleNamespace(size=(32, 96))]
-    monkeypatch.setattr(keep_tuning, "plan_stages", lambda *_: stages)
+    stages: list[Any] = [SimpleNamespace(size=(16, 48)), SimpleNamespace(size=(32, 96))]
 
     def session(component: str, *ran: Any) -> Any:
         return SimpleNamespace(component=component, inputs={"sample": spec("N", 4, "H", "W")}, ran_on=set(ran))
@@ -672,7 +670,7 @@ def test_what_was_tuned_is_kept_for_every_stage_and_every_shape(monkeypatch: pyt
         controls=SimpleNamespace(sessions=[session(CONTROLNET)]), folder=SimpleNamespace(vae_factor=8),
     )  # fmt: skip
     request = Request("a", num_images=2, images_at_once=3)
-    keep_tuning.keep_generated(pipeline, [request, request])
+    keep_tuning.keep_generated(pipeline, [request, request], stages)
     assert shapes == [
         ("text_encoder", {"input_ids": (1, 77)}), (DECODER, {"x": (1, 4, 2, 6)}), (DECODER, {"x": (2, 4, 2, 6)}),
     ]  # fmt: skip
@@ -680,7 +678,7 @@ def test_what_was_tuned_is_kept_for_every_stage_and_every_shape(monkeypatch: pyt
     assert cases == wanted
     cases.clear()
     steered: Any = replace(request, control=("c",), guidance_scale=1.0)  # type: ignore[arg-type]
-    keep_tuning.keep_generated(pipeline, [steered])
+    keep_tuning.keep_generated(pipeline, [steered], stages)
     assert [(case.component, case.batch) for case, _ in cases] == [("unet", 2)] * 2 + [(CONTROLNET, 2)] * 2
 
 

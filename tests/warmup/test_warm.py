@@ -27,6 +27,7 @@ from sdort.generation.input_image import read_image
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
+from sdort.generation.stages import plan_stages
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.configs import write_json
 from sdort.pipelines.folder import open_folder
@@ -353,7 +354,8 @@ def test_drawing_feeds_the_shapes_that_are_planned(
         monkeypatch.setattr(
             module, "keep_shapes", lambda session, shapes: told[session.component].add(tuple(sorted(shapes.items())))
         )
-    keep_generated(drawer, [request])
+    monkeypatch.setattr(tuning_results, "is_tuned", lambda session: True)
+    keep_generated(drawer, [request], plan_stages(drawer.folder, request))
     assert told == {name: spy.seen for name, spy in spies.items()}
     if guidance > 1:
         options = plan.WarmupOptions(one_graph, [(16, 24)], (images,))

@@ -1,0 +1,31 @@
+"""What follows from a thing that stays the same, found once and kept beside it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Derived:
+    """Answers to questions about one thing, each found once. A question that raises is asked again.
+
+    Args:
+        most: answers that are kept, those that were last asked for.
+    """
+
+    def __init__(self, most: int = 64) -> None:
+        self._most = most
+        self._known: OrderedDict[Hashable, Any] = OrderedDict()
+
+    def get(self, question: Hashable, find: Callable[[], T]) -> T:
+        """The answer to ``question``, which ``find`` gives. Two threads that ask at once may both find it."""
+        if question not in self._known:
+            self._known[question] = find()
+        found: T = self._known[question]
+        self._known.move_to_end(question)
+        while len(self._known) > self._most:
+            self._known.popitem(last=False)
+        return found
