@@ -203,10 +203,9 @@ class Decoder(Planner):
             first += len(part)
 
     def _at_once(self, latents: Array, tile: int | None) -> Array:
-        parts = batch_slices(self.session, self._name, len(latents))
-        return np.concatenate(
-            [in_tiles(self._run, latents[part], tile, (1, self.factor), self.on_tile) for part in parts]
-        )
+        slices = batch_slices(self.session, self._name, len(latents))
+        parts = [in_tiles(self._run, latents[part], tile, (1, self.factor), self.on_tile) for part in slices]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def _run(self, latents: Array) -> Array:
         return np.asarray(self.session.run({self._name: latents})[self._output], np.float32)

@@ -38,16 +38,37 @@ def to_image(decoded: Array, seed: int) -> Generated:
 
     The rounding is that of diffusers' ``VaeImageProcessor``: (x / 2 + 0.5) clamped to [0, 1], times 255, to nearest.
     """
-    values = np.asarray(decoded, np.float32).transpose(1, 2, 0)
-    if not np.isfinite(values).all():
-        return Generated(seed, np.zeros(values.shape, np.uint8), "it has NaN or infinite pixels")
-    pixels = (np.clip(values / 2 + 0.5, 0, 1) * 255).round().astype(np.uint8)
+    values = np.asarray(decoded, np.float32)
+    channels, height, width = values.shape
+    if not np.isfinite([values.min(), values.max()]).all():  # both are NaN where one value is
+        return Generated(seed, np.zeros((height, width, channels), np.uint8), "it has NaN or infinite pixels")
+    pixels = np.empty((height, width, channels), np.uint8)
+    rows = max(1, _AT_ONCE // width)
+    for first in range(0, height, rows):
+        strip = np.s_[first : first + rows]
+        shares = values[:, strip] / 2
+        shares += 0.5
+        np.clip(shares, 0, 1, out=shares)
+        shares *= 255
+        rounded = np.rint(shares, out=shares).astype(np.uint8)
+        for channel in range(channels):  # three times as fast as all of them at once
+            pixels[strip, :, channel] = rounded[channel]
     return Generated(seed, pixels, constant_problem(pixels))
+
+
+_AT_ONCE = 1 << 16
+"""Pixels that are rounded at once: their floats stay in a processor's cache."""
+_SAMPLED = 64
+"""One pixel of so many is looked at first."""
 
 
 def constant_problem(pixels: Array) -> str | None:
     """The reason why an 8-bit image shows nothing, None when it shows something."""
     channels = pixels.reshape(-1, pixels.shape[-1])
+    # The squares of some pixels' differences from their own mean are at most those of all from theirs.
+    few = np.ascontiguousarray(channels[::_SAMPLED].T)
+    if few.var(axis=1, dtype=np.float32).max() * few.shape[1] >= 1.01 * FLAT**2 * len(channels):
+        return None
     deviation = float(channels.std(axis=0, dtype=np.float64).max())
     if deviation >= FLAT:
         return None
