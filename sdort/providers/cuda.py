@@ -50,6 +50,7 @@ PROVIDER = Provider(
     device="cuda",
     graph={"enable_cuda_graph": "1"},
     stream="user_compute_stream",
+    memory={"arena_extend_strategy": "kSameAsRequested"},
     exact={"use_tf32": "0"},
     custom_kernels="cuda",
     no_bf16="onnxruntime-gpu 1.31 has bf16 kernels of MultiHeadAttention and Gelu, but of GroupNorm, SkipGroupNorm, "

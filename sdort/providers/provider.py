@@ -83,6 +83,8 @@ class Provider:
     """The last release of ONNX Runtime that has it (``1.22``); empty where every release has."""
     options: Mapping[str, str] = field(default_factory=dict)
     """Set on every run."""
+    memory: Mapping[str, str] = field(default_factory=dict)
+    """Set on every run: how it takes memory, which changes nothing that is computed or tuned."""
     tuning: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--tuning``; empty where there is nothing to search."""
     searched: str = "the fastest kernels"

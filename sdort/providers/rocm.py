@@ -51,6 +51,7 @@ PROVIDER = Provider(
     searched="TunableOp and MIOpen",
     graph={"enable_hip_graph": "1"},
     stream="user_compute_stream",
+    memory={"arena_extend_strategy": "kSameAsRequested"},
     uses_miopen=True,
     custom_kernels="rocm",
     no_bf16="onnxruntime-rocm 1.22.2 registers GroupNorm, SkipGroupNorm, NhwcConv, BiasAdd and BiasSplitGelu in fp32 "

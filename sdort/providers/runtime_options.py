@@ -88,6 +88,7 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
     check_options(provider, options)
     result = {"device_id": str(options.device_id)} if provider.numbered else {}
     result.update(provider.options)
+    result.update(provider.memory)
     if options.tuning:
         result.update(provider.tuning)
     if "tunable_op_tuning_enable" in result:
@@ -146,6 +147,8 @@ def session_options(
     result = onnxruntime.SessionOptions()
     result.log_severity_level = severity
     result.intra_op_num_threads = options.threads
+    # After the first run of a shape it would take one block for all activations, beside what that run took.
+    result.enable_mem_pattern = False
     # Its threads would otherwise go on spinning after a run and take the processor from the scheduler's torch threads.
     result.add_session_config_entry("session.force_spinning_stop", "1")
     if options.profile:

@@ -31,8 +31,10 @@ from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
+from sdort.runtime.device_block import is_reachable
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.opener import ALL, FATAL, create_session
+from sdort.runtime.placed_weights import PlacedWeights, placeable
 from sdort.runtime.preparation import Preparation
 from sdort.runtime.prepared_tensors import split_file
 from sdort.runtime.replaced_weights import ReplacedWeights
@@ -112,6 +114,7 @@ class Session:
         weights: the weights that it was opened on and that may change.
         preparation: what runs before the steps, where ``ort`` has a step alone.
         inputs: the whole model's, with a preparation.
+        placed: the weights that ``ort`` reads and does not own.
     """
 
     def __init__(
@@ -124,8 +127,10 @@ class Session:
         weights: ReplacedWeights | None = None,
         preparation: Preparation | None = None,
         inputs: Mapping[str, TensorSpec] | None = None,
+        placed: PlacedWeights | None = None,
     ) -> None:
         self.ort = ort
+        self._placed = placed
         self.path = path
         self.component = component
         self.provider = provider
@@ -477,6 +482,7 @@ def _start_graph(
         names = {tensor.name for tensor in graph.graph.initializer}
         initializers = {name: value for name, value in weights.initializers.items() if name in names}
     model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
+    placed = _place_weights(graph, place, options, initializers)
     try:
         ort = create_session(
             model,
@@ -485,7 +491,7 @@ def _start_graph(
             severity=severity,
             data_folder=folder,
             optimization=optimization,
-            initializers=initializers,
+            initializers={**(placed.initializers if placed else {}), **initializers},
         )
     except SdortError:
         raise
@@ -493,7 +499,26 @@ def _start_graph(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     tuned.apply(ort)
-    return Session(ort, path, component, provider, options, weights, preparation, inputs)
+    return Session(ort, path, component, provider, options, weights, preparation, inputs, placed)
+
+
+def _place_weights(
+    graph: onnx.ModelProto | None, place: SessionPlace, options: RuntimeOptions, but: Mapping[str, Any]
+) -> PlacedWeights | None:
+    """The weights in the GPU's memory; None where ONNX Runtime places them.
+
+    Args:
+        but: initializers that have a place.
+
+    Raises:
+        MemoryShortageError: they do not fit.
+    """
+    path, component, provider, _ = place
+    if not provider.device or keeps_constants(provider) or not is_reachable(provider.vendor):
+        return None
+    model = read_component(path, component).proto if graph is None else graph
+    stored = placeable(model, path, component, but)
+    return PlacedWeights(stored, provider.vendor, options.device_id) if stored else None
 
 
 def _own_weights(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> ReplacedWeights:

@@ -102,8 +102,15 @@ def _lasting(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, st
     which replays what was chosen before, or the stream.
     """
     effective = provider_options(provider, replace(options, tuning=False, graph=False, stream=0))
-    # The first two name a place in this machine, and change nothing that is found.
-    aside = {"device_id", provider.programs, *provider.tuning, *provider.graph, "tunable_op_max_tuning_duration_ms"}
+    # The first ones name a place in this machine and its memory, and change nothing that is found.
+    aside = {
+        "device_id",
+        provider.programs,
+        *provider.memory,
+        *provider.tuning,
+        *provider.graph,
+        "tunable_op_max_tuning_duration_ms",
+    }
     return tuple(sorted((name, str(value)) for name, value in effective.items() if name not in aside))
 
 

@@ -67,7 +67,7 @@ def test_the_cpu_stands_in_where_it_is_allowed_or_nothing_was_chosen(provider: s
 
 WANTED: dict[str, dict[str, dict[str, str]]] = {
     "rocm": {
-        "always": {"device_id": "3", "tunable_op_enable": "1"},
+        "always": {"device_id": "3", "tunable_op_enable": "1", "arena_extend_strategy": "kSameAsRequested"},
         "tuning": {
             "tunable_op_tuning_enable": "1",
             "miopen_conv_exhaustive_search": "1",
@@ -78,7 +78,7 @@ WANTED: dict[str, dict[str, dict[str, str]]] = {
         "stream": {"user_compute_stream": "4096"},
     },
     "cuda": {
-        "always": {"device_id": "3"},
+        "always": {"device_id": "3", "arena_extend_strategy": "kSameAsRequested"},
         "tuning": {},
         "graph": {"enable_cuda_graph": "1"},
         "stream": {"user_compute_stream": "4096"},

@@ -157,7 +157,7 @@ def test_versions_name_the_installed_distribution(installed: Callable[..., None]
 
 def test_rocm_always_uses_tunable_op_and_says_why() -> None:
     plain = provider_options(ROCM, RuntimeOptions("rocm"))
-    assert plain == {"device_id": "0", "tunable_op_enable": "1"}
+    assert plain == {"device_id": "0", "tunable_op_enable": "1", "arena_extend_strategy": "kSameAsRequested"}
     remark = tuning_remark(ROCM, RuntimeOptions("rocm"))
     assert remark is not None
     assert "attention" in remark
@@ -168,6 +168,7 @@ def test_tuning_on_rocm_searches_kernels_and_convolutions() -> None:
     assert options == {
         "device_id": "1",
         "tunable_op_enable": "1",
+        "arena_extend_strategy": "kSameAsRequested",
         "tunable_op_tuning_enable": "1",
         "tunable_op_max_tuning_duration_ms": "250",
         "miopen_conv_exhaustive_search": "1",
@@ -425,7 +426,7 @@ def test_a_provider_that_loads_is_used_with_its_options(runtime: Callable[..., F
     fake = runtime("rocm", "cpu", usable=("rocm", "cpu"))
     assert probe.choose_provider(RuntimeOptions("rocm", fallback=False)) == (ROCM, None)
     assert fake.asked == [
-        ("ROCMExecutionProvider", {"device_id": "0", "tunable_op_enable": "1"}),
+        ("ROCMExecutionProvider", provider_options(ROCM, RuntimeOptions("rocm"))),
         "CPUExecutionProvider",
     ]
 

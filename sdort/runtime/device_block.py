@@ -1,0 +1,164 @@
+"""One block of a GPU's memory, and ``OrtValue`` that lie in it."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+import weakref
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sdort.errors import MemoryShortageError, ProviderError
+from sdort.machine.distributions import import_onnxruntime
+from sdort.model.signature import Array
+from sdort.tables import size_text
+
+ALIGNMENT = 256
+"""Bytes, as the addresses have that ONNX Runtime's own allocator gives."""
+_TO_DEVICE = 1
+"""The direction of a copy: ``cudaMemcpyHostToDevice``, and HIP's."""
+
+
+class _Device(ctypes.Structure):
+    _fields_ = [("kind", ctypes.c_int32), ("id", ctypes.c_int32)]
+
+
+class _Type(ctypes.Structure):
+    _fields_ = [("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16)]
+
+
+class _Managed(ctypes.Structure):
+    """``DLManagedTensor`` (dmlc/dlpack, include/dlpack/dlpack.h)."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("device", _Device),
+        ("ndim", ctypes.c_int32),
+        ("dtype", _Type),
+        ("shape", ctypes.c_void_p),
+        ("strides", ctypes.c_void_p),
+        ("byte_offset", ctypes.c_uint64),
+        ("context", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+    ]
+
+
+KINDS = {"": 1, "nvidia": 2, "amd": 10}
+"""DLPack's number of the memory that a vendor's GPU has; the host's without one."""
+_CODES = {"i": 0, "u": 1, "f": 2}
+
+
+class DeviceBlock:
+    """Bytes of a device's memory, which are freed when nobody holds the block any more.
+
+    Args:
+        vendor: ``nvidia`` or ``amd``; empty for the host's memory.
+        device_id: which of its GPUs.
+        nbytes: how many.
+
+    Raises:
+        MemoryShortageError: there is not as much memory.
+        ProviderError: the device fails, or its vendor's library is not loaded (:func:`is_reachable`).
+    """
+
+    def __init__(self, vendor: str, device_id: int, nbytes: int) -> None:
+        self.vendor = vendor
+        self.device_id = device_id
+        self.nbytes = nbytes
+        if not vendor:
+            self._host: Array = np.empty(nbytes + ALIGNMENT, np.uint8)
+            address = self._host.ctypes.data
+            self.address = address + -address % ALIGNMENT
+            return
+        self._runtime = _loaded(vendor)
+        pointer = ctypes.c_void_p()
+        self._call("SetDevice", device_id)
+        self._call("Malloc", ctypes.byref(pointer), ctypes.c_size_t(nbytes))
+        self.address = pointer.value or 0
+        weakref.finalize(self, _free, self._runtime, vendor, self.address).atexit = False
+
+    def write(self, offset: int, values: Array) -> None:
+        """Copy an array to ``offset``, now."""
+        source = np.ascontiguousarray(values)
+        if not self.vendor:
+            ctypes.memmove(self.address + offset, source.ctypes.data, source.nbytes)
+            return
+        self._call("SetDevice", self.device_id)
+        target, size = ctypes.c_void_p(self.address + offset), ctypes.c_size_t(source.nbytes)
+        self._call("Memcpy", target, ctypes.c_void_p(source.ctypes.data), size, _TO_DEVICE)
+
+    def value(self, offset: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+        """The array at ``offset``, as an ``OrtValue`` that does not own its memory: whoever uses it holds the block."""
+        capsule = _capsule(self.address + offset, (KINDS[self.vendor], self.device_id), shape, dtype)
+        python, native = _value_types()
+        return python(native.from_dlpack(capsule, False))
+
+    def _call(self, name: str, *arguments: Any) -> None:
+        code = getattr(self._runtime, _PREFIXES[self.vendor] + name)(*arguments)
+        if code == _NO_MEMORY:
+            raise MemoryShortageError(f"no memory left on the GPU for {size_text(self.nbytes)} of weights")
+        if code:
+            raise ProviderError(f"{_PREFIXES[self.vendor]}{name} failed with code {code}")
+
+
+_PREFIXES = {"nvidia": "cuda", "amd": "hip"}
+_LIBRARIES = {"nvidia": r"libcudart\.so", "amd": r"libamdhip64\.so"}
+_NO_MEMORY = 2
+"""``cudaErrorMemoryAllocation``, and HIP's."""
+
+
+def is_reachable(vendor: str) -> bool:
+    """Whether the process has loaded the library that gives a vendor's memory."""
+    return vendor in _PREFIXES and _find(vendor) is not None
+
+
+def _find(vendor: str) -> str | None:
+    """The library that is loaded: another copy would have another state. Where nothing tells, None."""
+    with suppress(OSError):
+        found = re.search(rf"/\S*{_LIBRARIES[vendor]}\S*", Path("/proc/self/maps").read_text())
+        return found[0] if found else None
+    return None
+
+
+@cache
+def _value_types() -> tuple[Any, Any]:
+    """ONNX Runtime's classes of an ``OrtValue``: Python's, and the one below, which every build has DLPack in."""
+    kind = import_onnxruntime().OrtValue
+    return kind, type(kind.ortvalue_from_numpy(np.zeros(1, np.float32))._get_c_value())
+
+
+@cache
+def _loaded(vendor: str) -> ctypes.CDLL:
+    path = _find(vendor)
+    if path is None:
+        raise ProviderError(f"no {_PREFIXES[vendor]} runtime is loaded")
+    return ctypes.CDLL(path)
+
+
+def _free(runtime: ctypes.CDLL, vendor: str, address: int) -> None:
+    getattr(runtime, _PREFIXES[vendor] + "Free")(ctypes.c_void_p(address))
+
+
+def _capsule(address: int, device: tuple[int, int], shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """A DLPack capsule of memory that somebody else owns.
+
+    Its description lies in C's own memory and is freed by C: whoever takes it may outlive Python.
+    """
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    place = libc.malloc(ctypes.c_size_t(ctypes.sizeof(_Managed) + 8 * len(shape)))
+    dims = (ctypes.c_int64 * len(shape)).from_address(place + ctypes.sizeof(_Managed))
+    dims[:] = list(shape)
+    managed = _Managed.from_address(place)
+    managed.data, managed.device, managed.ndim = address, _Device(*device), len(shape)
+    managed.dtype = _Type(_CODES[dtype.kind], 8 * dtype.itemsize, 1)
+    managed.shape, managed.strides, managed.byte_offset = ctypes.addressof(dims), None, 0
+    managed.context, managed.deleter = None, ctypes.cast(libc.free, ctypes.c_void_p)
+    make = ctypes.pythonapi.PyCapsule_New
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return make(place, b"dltensor", None)

@@ -1,0 +1,125 @@
+"""A session's weights in one block of the device's memory, which the session reads where they are.
+
+ONNX Runtime allocates every initializer alone, and a GPU's driver gives memory in pieces of 2 MiB: of a UNet's weights
+that takes a sixth more than they have.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+from onnx import AttributeProto, TensorProto
+
+from sdort.model.domains import MICROSOFT
+from sdort.model.stored_values import StoredValues
+from sdort.onnx_io.external import ExternalData
+from sdort.runtime.device_block import ALIGNMENT, DeviceBlock
+
+LEAST = 1 << 16
+"""Bytes of the smallest weight that is placed; ONNX Runtime packs smaller ones."""
+READERS = {
+    ("", "MatMul"): {0, 1},
+    ("", "Gemm"): {0, 1},
+    ("", "Conv"): {1},
+    ("", "Gather"): {0},
+    (MICROSOFT, "NhwcConv"): {1},
+    (MICROSOFT, "Attention"): {1},
+}
+"""Operators, and which of their inputs: what every GPU provider computes itself, and does not leave to the CPU, which
+could not read the device's memory."""
+_DTYPES: dict[int, np.dtype[Any]] = {TensorProto.FLOAT: np.dtype(np.float32), TensorProto.FLOAT16: np.dtype(np.float16)}
+
+
+class PlacedWeights:
+    """Initializers of a model in one block of a device's memory.
+
+    Args:
+        stored: their values in the model's files, by name.
+        vendor, device_id: of the GPU; an empty vendor is the host.
+
+    Raises:
+        MemoryShortageError: they do not fit.
+        BadModelError: they cannot be read.
+    """
+
+    def __init__(self, stored: Mapping[str, StoredValues], vendor: str, device_id: int) -> None:
+        places: dict[tuple[Path, int, int], int] = {}
+        end = 0
+        for values in stored.values():  # tied weights have one place
+            if _place(values) not in places:
+                places[_place(values)] = end
+                end += values.nbytes + -values.nbytes % ALIGNMENT
+        self.block = DeviceBlock(vendor, device_id, end)
+        written: set[int] = set()
+        self.initializers: dict[str, Any] = {}
+        """What a session is opened on, as ``OrtValue`` by name. It holds the block as long as the session lives."""
+        for name, values in stored.items():
+            offset = places[_place(values)]
+            if offset not in written:
+                written.add(offset)
+                self._write(offset, values)
+            self.initializers[name] = self.block.value(offset, values.shape, values.dtype)
+
+    def _write(self, offset: int, values: StoredValues) -> None:
+        for piece in values.pieces():
+            self.block.write(offset, piece)
+            offset += piece.nbytes
+
+
+def _place(values: StoredValues) -> tuple[Path, int, int]:
+    return values.path, values.offset, values.nbytes
+
+
+def placeable(model: onnx.ModelProto, path: Path, component: str, but: Collection[str] = ()) -> dict[str, StoredValues]:
+    """The initializers of a model that can be placed: large ones of float types, beside its file, that nothing but
+    :data:`READERS` reads.
+
+    Args:
+        path: the model's file.
+        but: names of those that somebody else places.
+
+    Raises:
+        BadModelError: their data is not where the model says.
+    """
+    external = ExternalData(path, component)
+    read = _reads(model)
+    found: dict[str, StoredValues] = {}
+    for tensor in model.graph.initializer:
+        dtype = _DTYPES.get(tensor.data_type)
+        if dtype is None or tensor.data_location != TensorProto.EXTERNAL or tensor.name in but:
+            continue
+        readers = read[tensor.name]
+        large = dtype.itemsize * math.prod(tensor.dims) >= LEAST
+        if large and readers and all(index in READERS.get(reader, ()) for reader, index in readers):
+            found[tensor.name] = StoredValues(*external.locate(tensor), tensor.dims, dtype)
+    return found
+
+
+def _reads(model: onnx.ModelProto) -> Mapping[str, list[tuple[tuple[str, str], int]]]:
+    """Who reads each value: the operator and its input. What an inner graph reads, or the model gives, has no name."""
+    read: defaultdict[str, list[tuple[tuple[str, str], int]]] = defaultdict(list)
+    for node in model.graph.node:
+        for index, name in enumerate(node.input):
+            read[name].append(((node.domain.replace("ai.onnx", ""), node.op_type), index))
+        for graph in _inner(node):
+            for inner in graph.node:
+                for name in inner.input:
+                    read[name].append((("", ""), 0))
+    for value in (*model.graph.output, *model.graph.input):
+        read[value.name].append((("", ""), 0))
+    return read
+
+
+def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
+    for attribute in node.attribute:
+        graphs = [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
+        for graph in graphs:
+            yield graph
+            for inner in graph.node:
+                yield from _inner(inner)
