@@ -7,8 +7,9 @@ that takes a sixth more than they have.
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from sdort.runtime.device_block import ALIGNMENT, DeviceBlock
 
 LEAST = 1 << 16
 """Bytes of the smallest weight that is placed; ONNX Runtime packs smaller ones."""
+_THREADS = 4
 READERS = {
     ("", "MatMul"): {0, 1},
     ("", "Gemm"): {0, 1},
@@ -56,15 +58,14 @@ class PlacedWeights:
                 places[_place(values)] = end
                 end += values.nbytes + -values.nbytes % ALIGNMENT
         self.block = DeviceBlock(vendor, device_id, end)
-        written: set[int] = set()
-        self.initializers: dict[str, Any] = {}
-        """What a session is opened on, as ``OrtValue`` by name. It holds the block as long as the session lives."""
-        for name, values in stored.items():
-            offset = places[_place(values)]
-            if offset not in written:
-                written.add(offset)
-                self._write(offset, values)
-            self.initializers[name] = self.block.value(offset, values.shape, values.dtype)
+        once = {places[_place(values)]: values for values in stored.values()}
+        with ThreadPoolExecutor(_THREADS, "sdort-weights") as pool:  # one reads while another one copies
+            deque(pool.map(self._write, once, once.values()), maxlen=0)
+        self.initializers = {
+            name: self.block.value(places[_place(values)], values.shape, values.dtype)
+            for name, values in stored.items()
+        }
+        """What a session is opened on, as ``OrtValue`` by name: whoever has it holds this object."""
 
     def _write(self, offset: int, values: StoredValues) -> None:
         for piece in values.pieces():
