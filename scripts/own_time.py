@@ -2,12 +2,15 @@
 """Seconds of an image beside those of its stages: what `Pipeline.generate` takes for itself, after the first image.
 
     python scripts/own_time.py PIPELINE [--provider cuda] [--graph] [--images 20] [--steps 20] [--size WxH]
-        [--diffusers] [--most 1.03] [--json FILE]
+        [--diffusers] [--beside] [--most 1.03] [--json FILE]
 
 Each round draws one image with `sdort.load(PIPELINE).generate` and, with --diffusers, one with diffusers' pipeline on
 the same components (sdort.integrations.diffusers). Medians are printed. It also counts the processes that a later
-`generate` starts and the files that it opens. The exit code is 1 if the whole is more than --most times the stages or a
-process starts.
+`generate` starts and the files that it opens. The exit code is 1 if the whole is more than --most times the stages, a
+process starts or a file is opened.
+
+With --beside it also measures what is asked for beside the pixels: a preview, the PNG file, the texts in it, and the
+hash of the pipeline's files, which is found once for an open pipeline.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -61,10 +65,13 @@ def main() -> int:
     print(f"a later generate starts {len(seen.processes)} processes and opens {len(seen.files)} files")
     for line in [*seen.processes, *seen.files]:
         print(f"    {line}")
+    beside = asked_beside(pipeline, args, options, drawn[-1].images[0]) if args.beside else {}
+    for what, seconds in beside.items():
+        print(f"{what:32} {seconds * 1000:10.2f} ms")
     if args.json:
-        told = {"seconds": found, "ratio": ratio, "processes": seen.processes, "files": seen.files}
+        told = {"seconds": found, "ratio": ratio, "processes": seen.processes, "files": seen.files, "beside": beside}
         args.json.write_text(json.dumps(told, indent=2))
-    return int(ratio > args.most or bool(seen.processes))
+    return int(ratio > args.most or bool(seen.processes or seen.files))
 
 
 def arguments() -> argparse.Namespace:
@@ -76,6 +83,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size")
     parser.add_argument("--diffusers", action="store_true")
+    parser.add_argument("--beside", action="store_true")
     parser.add_argument("--most", type=float, default=1.03)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -97,6 +105,37 @@ def in_diffusers(args: argparse.Namespace) -> Callable[[], Any]:
         return pipeline(PROMPT, num_inference_steps=args.steps, generator=torch.Generator().manual_seed(1), **size)
 
     return draw
+
+
+def asked_beside(pipeline: Any, args: argparse.Namespace, options: dict[str, Any], image: Any) -> dict[str, float]:
+    """Seconds of what is asked for beside the pixels, medians."""
+    from sdort.generation.image_files import kept_record, save_image
+    from sdort.generation.images import parameters_text
+    from sdort.generation.preview import BatchPreviews
+    from sdort.pipelines.folder import open_folder
+
+    shown: list[float] = []
+    show = BatchPreviews.show
+    BatchPreviews.show = lambda *given: shown.append(timed(lambda: show(*given)))  # type: ignore[method-assign]
+    previews = {"steps": max(2, args.steps), "on_preview": lambda _: None, "preview_every": 1}
+    pipeline.generate(PROMPT, **options | previews)
+    BatchPreviews.show = show  # type: ignore[method-assign]
+    record, seed = image.record, image.seed
+    with tempfile.TemporaryDirectory() as folder:
+        place = Path(folder) / "image.png"
+        calls: dict[str, Callable[[], Any]] = {
+            "the PNG file": lambda: save_image(place, image.pixels, record, seed, overwrite=True),
+            "of that the texts in it": lambda: (parameters_text(record, seed), json.dumps(kept_record(record, seed))),
+            "the hash of all files, once": lambda: open_folder(args.pipeline).model_hash,
+        }
+        found = {what: median(timed(call) for _ in range(args.images)) for what, call in calls.items()}
+    return {"a preview": median(shown), **found}
+
+
+def timed(call: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    call()
+    return time.perf_counter() - begun
 
 
 class Watch:

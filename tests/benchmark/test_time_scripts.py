@@ -30,13 +30,15 @@ def test_the_phases_of_a_start_add_up(tiny: Tiny, tmp_path: Path) -> None:
     assert found["bytes"] == sum(file.stat().st_size for file in tiny.onnx.glob("*/model.onnx*"))
 
 
-def test_a_later_image_starts_no_process(tiny: Tiny, tmp_path: Path) -> None:
-    options = ("--images", 2, "--steps", 2, "--most", 1e9, "--diffusers", "--json", tmp_path / "found.json")
+def test_a_later_image_starts_no_process_and_opens_no_file(tiny: Tiny, tmp_path: Path) -> None:
+    options = ("--images", 2, "--steps", 2, "--most", 1e9, "--diffusers", "--beside", "--json", tmp_path / "found.json")
     code, words = said("own_time.py", tiny.onnx, *options)
     assert code == 0, words
     found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
     assert found["processes"] == []
-    assert not [file for file in found["files"] if "model.onnx" in file or "tokenizer" in file]
+    assert found["files"] == []
+    assert all(seconds > 0 for seconds in found["beside"].values())
+    assert found["beside"]["of that the texts in it"] < found["beside"]["the PNG file"]
     assert 0 < found["seconds"]["stages"] < found["seconds"]["generate"]
     code, words = said("own_time.py", tiny.onnx, "--images", 1, "--steps", 1, "--most", 0.5)
     assert code == 1

@@ -96,3 +96,34 @@ def test_a_file_that_has_come_meanwhile_stays(
     assert save_image(path, pixels, record(), 8, overwrite=True) == path
     assert path.read_bytes() == (tmp_path / "a-run2.png").read_bytes() != theirs
     assert sorted(os.listdir(tmp_path)) == ["a-run2.png", "a.png"]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pixels_are_rounded_as_diffusers_rounds_them(seed: int) -> None:
+    """Of any size, in strips; half a level goes to the even one."""
+    rng = np.random.default_rng(seed)
+    height, width = rng.integers(1, 300), rng.choice([1, 7, 640, 70_000 // (seed + 1)])
+    decoded = rng.normal(scale=0.8, size=(3, height, width)).astype(np.float32)
+    decoded[:, :, ::3] = rng.integers(-255, 256, decoded[:, :, ::3].shape) / np.float32(255)
+    expected = (np.clip(decoded.transpose(1, 2, 0) / 2 + 0.5, 0, 1) * 255).round().astype(np.uint8)
+    found = images.to_image(decoded, 1)
+    assert (found.pixels == expected).all()
+    assert found.pixels.flags.c_contiguous
+    decoded[rng.integers(3), rng.integers(height), rng.integers(width)] = rng.choice([np.nan, np.inf, -np.inf])
+    bad = images.to_image(decoded, 1)
+    assert bad.problem == "it has NaN or infinite pixels"
+    assert bad.pixels.shape == expected.shape
+    assert not bad.pixels.any()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_an_image_shows_something_if_any_channel_varies(seed: int) -> None:
+    """Whatever pixels are looked at first: by the standard deviation of all of them."""
+    rng = np.random.default_rng(seed)
+    shape = (int(rng.integers(1, 90)), int(rng.choice([1, 13, 64, 128])), 3)
+    pixels = rng.normal(rng.integers(0, 256), rng.choice([0.0, 0.7, 0.99, 1.01, 1.3, 9.0]), shape)
+    if seed % 4 == 0:
+        pixels[:, ::64] = rng.integers(0, 256, pixels[:, ::64].shape)  # the pixels that are looked at first
+    taken = np.clip(pixels, 0, 255).round().astype(np.uint8)
+    deviation = taken.reshape(-1, 3).std(axis=0, dtype=np.float64).max()
+    assert (images.constant_problem(taken) is None) == (deviation >= images.FLAT)
