@@ -96,7 +96,7 @@ def test_every_shape_is_run_once_and_never_again(tiny: Tiny, monkeypatch: pytest
     monkeypatch.setattr(warm, "open_session", counted)
     first = invoke(tiny.onnx, "--size", SIZES, "--batch-size", "1,2", "--json")
     assert first.exit_code == 0, first.output
-    expected = [(*item, 16, 16) for item in ITEMS] + [(*item, 16, 24) for item in ITEMS[1:]]
+    expected = [(*item, 16, 16) for item in ITEMS] + [(*item, 24, 16) for item in ITEMS[1:]]
     assert items(first) == dict.fromkeys(expected, "new")
     assert list(items(first)) == expected  # every component is seen early
     assert len(opened) == len(whole()) == 9
@@ -137,7 +137,7 @@ def test_the_next_command_runs_what_was_warmed(tmp_path: Path) -> None:
     words = shlex.split(_run_command(tmp_path, options))
     prompt = ["--prompt", "a red star on navy"]
     where = ["--provider", "cpu", "--no-fallback", "--provider-option", "a=b"]
-    size = ["--height", "64", "--width", "96", "--num-images", "4"]
+    size = ["--size", "96x64", "--num-images", "4"]
     assert words == ["sdort", "run", str(tmp_path), *prompt, *where, *size]
 
 
@@ -160,7 +160,7 @@ def test_the_budget_ends_it_and_the_rest_comes_later(tiny: Tiny, monkeypatch: py
     result = invoke(tiny.onnx, "--size", f"{SIZES},24x24", "--budget", "1100s", "--json")
     left = [key for key, status in items(result).items() if status == "left"]
     # The second UNet is not begun: the first took 600 s, and less is left.
-    assert left == [("unet", 2, 16, 24), ("unet", 2, 24, 24)]
+    assert left == [("unet", 2, 24, 16), ("unet", 2, 24, 24)]
     assert len(whole()) == 5
     result = invoke(tiny.onnx, "--size", f"{SIZES},24x24", "--json")
     assert [key for key, status in items(result).items() if status == "new"] == left
@@ -421,7 +421,7 @@ def test_the_decoder_is_warmed_up_as_it_will_decode(
     latents = np.zeros((2, 4, 72, 96), np.float32)
     list(decoder.decode(latents, decode.choose(decoder, decoder.session, shape, tiling, slicing)))
     assert session.ran_on == {item.key.shapes}
-    assert [str(each) for each in item.decodes] == [f"2 of {size[0]}x{size[1]} {form}"]
+    assert [str(each) for each in item.decodes] == [f"2 of {size[1]}x{size[0]} {form}"]
 
 
 @pytest.mark.parametrize("component", ["vae_decoder", "vae_encoder"])
@@ -464,7 +464,7 @@ def with_little_memory(most: int, monkeypatch: pytest.MonkeyPatch, part: str = "
 
 def test_a_decoder_that_is_too_large_goes_on_as_run_does(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     factor = open_folder(tiny.onnx, ()).vae_factor
-    size = f"{72 * factor}x{40 * factor}"
+    size = f"{40 * factor}x{72 * factor}"
     asked = (tiny.onnx, "--size", size, "--batch-size", "1,2", "--component", "vae_decoder")
     with_little_memory(64 * 40, monkeypatch)
     result = invoke(*asked, "--json")
