@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -20,8 +21,9 @@ def import_part(name: str) -> ModuleType:
         UsageError: it is another checkout's, as where ``PYTHONPATH`` names one clone and another one is installed in
             editable mode, whose import hook answers for what is not in the folder ``sdort``.
     """
-    part = importlib.import_module(f"sdort.{name}")
-    own, folder = Path(__file__).resolve().parents[1], Path(part.__path__[0]).resolve()
+    own = Path(__file__).resolve().parents[1]
+    part = _import(name, own)
+    folder = Path(part.__path__[0]).resolve()
     if folder.parent not in (own, own.parent):
         raise UsageError(
             f"two checkouts are mixed: sdort is {own}, and its {name} {folder}",
@@ -29,3 +31,14 @@ def import_part(name: str) -> ModuleType:
             f"{pip('install', '-e', str(own.parent))}",
         )
     return part
+
+
+def _import(name: str, own: Path) -> ModuleType:
+    try:
+        return importlib.import_module(f"sdort.{name}")
+    except ModuleNotFoundError as error:
+        if error.name != f"sdort.{name}" or not (own.parent / name / "__init__.py").is_file():
+            raise
+    # A checkout on PYTHONPATH that is not installed: no import hook tells where its parts are.
+    sys.modules["sdort"].__path__.append(str(own.parent))
+    return importlib.import_module(f"sdort.{name}")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 
 import sdort
@@ -34,3 +38,15 @@ def test_another_checkout_is_told(
 def test_a_wheel_has_them_inside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(import_part("fusions"), "__path__", [str(Path(sdort.__path__[0]) / "fusions")])
     assert import_part("fusions").__name__ == "sdort.fusions"
+
+
+@pytest.mark.parametrize("name", ["fusions", "custom_ops"])
+def test_a_checkout_on_the_path_that_is_not_installed_finds_its_parts(name: str) -> None:
+    """Without site no import hook of an editable install answers."""
+    root = Path(sdort.__file__).resolve().parents[1]
+    path = os.pathsep.join([str(root), str(Path(numpy.__file__).parents[1])])
+    code = f"from sdort.machine.checkout import import_part; print(import_part({name!r}).__path__[0])"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code], env={"PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout.strip(), done.stderr) == (str(root / name), "")
