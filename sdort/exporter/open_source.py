@@ -9,7 +9,7 @@ from pathlib import Path
 
 from sdort.console import progress
 from sdort.demo import DEMO_NAMES, write_demo
-from sdort.errors import SdortError, UsageError
+from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.checkpoint import ANY_VARIANT
 from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles, add_ip_adapters
@@ -109,6 +109,10 @@ def _refuse_file_options(model: str, replaced: Replacements) -> None:
         raise UsageError(f"{option} is for single files with a UNet, which {model} is not")
 
 
+_LACKING = "necessary `safetensors` weights"
+"""Stands in what diffusers says of a pipeline that has a component without safetensors of the variant."""
+
+
 def download_pipeline(
     model: str, variant: str | None = None, allow_pickle: bool = False, *, local: bool = False
 ) -> Path:
@@ -118,6 +122,7 @@ def download_pipeline(
         local: take the copy alone.
 
     Raises:
+        BadModelError: it has no safetensors that the variant names.
         SdortError: it cannot be downloaded.
     """
     task = {"model": model, "variant": variant, "allow_pickle": allow_pickle, "local": local}
@@ -128,6 +133,8 @@ def download_pipeline(
             answer = {"problem": f"the download ended with code {error.code}, which said: {error.said}"}
     if "folder" in answer:
         return Path(answer["folder"])
+    if answer.get("lacks"):
+        raise _lacking(model, variant)
     hint = "Check the name, the network and your token; or download it elsewhere and give its folder."
     if variant and f"variant={variant}" in answer["problem"]:
         hint = "Leave out --variant."
@@ -136,11 +143,24 @@ def download_pipeline(
     raise SdortError(f"cannot load {model} from the hub ({answer['problem']})", hint=hint)
 
 
+def _lacking(model: str, variant: str | None) -> BadModelError:
+    """The error for a pipeline that has a component without safetensors of the variant."""
+    if variant:
+        message = f"{model} has no safetensors of variant {variant} on the hub for all of its components"
+        return BadModelError(message, hint="Leave out --variant.")
+    return BadModelError(
+        f"{model} has no safetensors on the hub for all of its components",
+        hint="It may have those of a variant: --variant fp16. Or pickles alone, which may run code when they are read: "
+        "--allow-pickle reads their tensors.",
+    )
+
+
 def download(model: str, variant: str | None, allow_pickle: bool, local: bool) -> dict[str, str]:
     """Download a pipeline in this process.
 
     Returns:
-        Its ``folder``, or the ``problem``: that it is offline, not there, or gated.
+        Its ``folder``, or the ``problem``: that it is offline, not there, or gated; ``lacks`` where it has other
+        files than those that are asked for.
     """
     need_packages(*COMPARING, what="a download from the hub")
     from diffusers import DiffusionPipeline
@@ -154,5 +174,7 @@ def download(model: str, variant: str | None, allow_pickle: bool, local: bool) -
             folder = DiffusionPipeline.download(model, **options, **({"local_files_only": True} if local else {}))
     except Exception as error:  # each library below raises its own
         first = library_reason(error).partition(" Please check out")[0]
+        if _LACKING in first:
+            return {"problem": first, "lacks": "safetensors"}
         return {"problem": f"{type(error).__name__}: {first}"}
     return {"folder": str(folder)}

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sdort.console import progress
 from sdort.demo import DEMO_NAMES
-from sdort.errors import SdortError
-from sdort.exporter.checkpoint import has_weights
-from sdort.exporter.signatures import FOLDERS
+from sdort.errors import BadModelError
+from sdort.first_use.unmade import through_export
 from sdort.machine.file_digest import file_digest
-from sdort.model.component_names import SAFETY_CHECKER
 from sdort.onnx_io.component_file import file_identity
 from sdort.pipelines.configs import INDEX
 from sdort.pipelines.origin import ORIGIN, origin_mark
@@ -120,17 +117,18 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
         return checkpoint
     from sdort.exporter.open_source import download_pipeline
 
-    folder = download_pipeline(checkpoint.model)
-    if _lacks_weights(folder):  # published in half precision alone
-        with suppress(SdortError):  # then what it lacks is told
+    try:
+        folder = download_pipeline(checkpoint.model)
+    except BadModelError as error:
+        try:  # published in half precision alone
             folder = download_pipeline(checkpoint.model, _HALVES)
+        except BadModelError:
+            pickles = (
+                "It may have pickles alone, which may run code when read. sdort export reads their tensors"
+            )
+            exported = through_export(checkpoint.model, "--allow-pickle")
+            raise BadModelError(error.message, hint=f"{pickles}:\n{exported}") from None
     return Checkpoint(checkpoint.model, checkpoint.name, folder, hub=True)
-
-
-def _lacks_weights(folder: Path) -> bool:
-    """Whether a downloaded pipeline has a component's config and none of its weights."""
-    parts = [folder / name for name in FOLDERS.values() if name != SAFETY_CHECKER]
-    return any((part / "config.json").is_file() and not has_weights(part) for part in parts)
 
 
 def _read_files(folder: Path) -> Iterator[Path]:

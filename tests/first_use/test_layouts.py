@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, DiffusionPipeline, UNet2DConditionModel
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from support.ldm_files import averaged, ldm_unet, ldm_vae, old_clip_names, open_clip, save, with_prefix
@@ -23,7 +23,7 @@ from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProject
 
 import sdort
 from sdort.demo import DEMO_FOLDER
-from sdort.errors import SdortError
+from sdort.errors import BadModelError, SdortError
 from sdort.exporter import open_source
 from sdort.first_use import making
 from sdort.first_use.given_checkpoint import downloaded, find_checkpoint
@@ -153,25 +153,28 @@ def test_folders(layout: str, folder: Path, capsys: pytest.CaptureFixture[str]) 
                 assert np.array_equal(values, expected[name].to(torch.from_numpy(values).dtype).numpy()), name
 
 
-def test_a_hub_that_has_halves_alone(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """diffusers' download without a variant is a folder of configs, as a stand-in gives it here."""
-    to_half(folder, *PARTS)
-    configs = tmp_path / "configs"
-    shutil.copytree(folder, configs, ignore=shutil.ignore_patterns("*.safetensors"))
+@pytest.mark.parametrize("published", ["", "fp16", "pickles"])
+def test_what_the_hub_has(published: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for diffusers' download, which raises where the weights that are asked for are not there."""
     asked: list[str | None] = []
 
-    def run(_: str, task: Mapping[str, Any]) -> dict[str, str]:
-        asked.append(task["variant"])
-        return {"folder": str(folder if task["variant"] == "fp16" else configs)}
+    def download(_: str, *, variant: str | None, use_safetensors: bool | None) -> Path:
+        asked.append(variant)
+        assert use_safetensors
+        if published == (variant or ""):
+            return tmp_path
+        raise OSError(f"Could not find the necessary `safetensors` weights in {{'a'}} (variant={variant})")
 
-    monkeypatch.setattr(open_source, "run_worker", run)
-    assert downloaded(find_checkpoint("owner/name")).path == folder
-    assert asked == [None, "fp16"]
-    to_half(configs, keep=True)
-    monkeypatch.setattr(
-        open_source, "run_worker", lambda _, task: {"problem": "x"} if task["variant"] else {"folder": str(configs)}
-    )
-    assert downloaded(find_checkpoint("owner/name")).path == configs, "what it lacks is told by who reads it"
+    monkeypatch.setattr(open_source, "run_worker", lambda _, task: open_source.download(**task))
+    monkeypatch.setattr(DiffusionPipeline, "download", download)
+    checkpoint = find_checkpoint("owner/name")
+    if published == "pickles":
+        words = r"owner/name has no safetensors on the hub(.|\n)*sdort export owner/name model --allow-pickle\n"
+        with pytest.raises(BadModelError, match=words):
+            downloaded(checkpoint)
+    else:
+        assert downloaded(checkpoint).path == tmp_path
+    assert asked == ([None] if not published else [None, "fp16"])
 
 
 TOKENS, WIDTH = 49408, 8
