@@ -114,16 +114,22 @@ def vae_source(path: Path, folder: Path) -> Source:
 
 
 def _describe(file: SingleFile, replaced: Replacements) -> str:
-    """``model.safetensors: SD 2.x, predicts v (...); its averaged weights are not read (--ema reads them)``."""
+    """``model.safetensors: SD 2.x; prediction type epsilon; its averaged weights (EMA) are not read``."""
     variant = f" ({file.variant})" if file.variant else ""
     parts = [f"{file.path.name}: {file.release.name}{variant}"]
     if not replaced.config:
         kind = file.prediction.kind
         other = next(name for name in ("epsilon", "v_prediction") if name != kind)
-        reason = f": {file.prediction.reason}; --prediction-type {other} otherwise" if file.prediction.reason else ""
+        reason = (
+            f": {file.prediction.reason}; sdort export --prediction-type {other} otherwise"
+            if file.prediction.reason
+            else ""
+        )
         parts.append(f"prediction type {kind}{reason}")
     if file.has_ema:
-        parts.append(f"its averaged weights (EMA) are {'read' if replaced.ema else 'not read (--ema reads them)'}")
+        parts.append(
+            f"its averaged weights (EMA) are {'read' if replaced.ema else 'not read (sdort export --ema reads them)'}"
+        )
     if file.unread:
         parts.append(f"left out, as of no component: {counted(len(file.unread), 'tensor')} ({some(file.unread)})")
     return "; ".join(parts)
@@ -132,6 +138,7 @@ def _describe(file: SingleFile, replaced: Replacements) -> str:
 def _tell_lacks(lacks: list[str], replaced: Replacements, name: str) -> None:
     text = [component for component in lacks if component != "vae"]
     if "vae" in lacks and not replaced.vae:
-        warn(f"{name} has no VAE, and none is exported: --vae DIR|FILE adds one")
+        warn(f"{name} has no VAE, and none is exported: sdort export --vae DIR|FILE adds one")
     if text:
-        warn(f"{name} has no {' and no '.join(text)}, and none is exported: --config DIR adds those of a folder")
+        lacking = f"{name} has no {' and no '.join(text)}, and none is exported"
+        warn(f"{lacking}: sdort export --config DIR adds those of a folder")

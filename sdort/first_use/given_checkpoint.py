@@ -123,9 +123,7 @@ def downloaded(checkpoint: Checkpoint) -> Checkpoint:
         try:  # published in half precision alone
             folder = download_pipeline(checkpoint.model, _HALVES)
         except BadModelError:
-            pickles = (
-                "It may have pickles alone, which may run code when read. sdort export reads their tensors"
-            )
+            pickles = "It may have pickles alone, which may run code when read. sdort export reads their tensors"
             exported = through_export(checkpoint.model, "--allow-pickle")
             raise BadModelError(error.message, hint=f"{pickles}:\n{exported}") from None
     return Checkpoint(checkpoint.model, checkpoint.name, folder, hub=True)

@@ -161,14 +161,15 @@ def test_processors_are_copied_whole(tmp_path: Path) -> None:
     [
         (Prediction("epsilon"), None, None, None, (), "a.safetensors: SD 2.x; prediction type epsilon"),
         (Prediction("v_prediction", "so"), None, None, None, (),
-         "a.safetensors: SD 2.x; prediction type v_prediction: so; --prediction-type epsilon otherwise"),
+         "a.safetensors: SD 2.x; prediction type v_prediction: so; sdort export --prediction-type epsilon otherwise"),
         (Prediction("epsilon", "so"), INPAINTING, None, None, (),
-         "a.safetensors: SD 2.x (inpainting); prediction type epsilon: so; --prediction-type v_prediction otherwise"),
+         "a.safetensors: SD 2.x (inpainting); prediction type epsilon: so; sdort export --prediction-type v_prediction "
+         "otherwise"),
         (Prediction("sample", "so"), None, None, None, (),
-         "a.safetensors: SD 2.x; prediction type sample: so; --prediction-type epsilon otherwise"),
+         "a.safetensors: SD 2.x; prediction type sample: so; sdort export --prediction-type epsilon otherwise"),
         (Prediction("epsilon", "so"), None, Path("c"), None, (), "a.safetensors: SD 2.x"),
         (Prediction("epsilon"), None, Path("c"), False, (),
-         "a.safetensors: SD 2.x; its averaged weights (EMA) are not read (--ema reads them)"),
+         "a.safetensors: SD 2.x; its averaged weights (EMA) are not read (sdort export --ema reads them)"),
         (Prediction("epsilon"), None, Path("c"), True, (),
          "a.safetensors: SD 2.x; its averaged weights (EMA) are read"),
         (Prediction("epsilon"), None, Path("c"), None, ("x",),
@@ -189,14 +190,14 @@ def test_what_is_said_of_a_single_file(
     assert _describe(file, Replacements(config=config, ema=bool(ema))) == words
 
 
-FOLDER = "and none is exported: --config DIR adds those of a folder\n"
+FOLDER = "and none is exported: sdort export --config DIR adds those of a folder\n"
 
 
 @pytest.mark.parametrize(
     ("lacks", "vae", "words"),
     [
         ([], None, ""),
-        (["vae"], None, "warning: a has no VAE, and none is exported: --vae DIR|FILE adds one\n"),
+        (["vae"], None, "warning: a has no VAE, and none is exported: sdort export --vae DIR|FILE adds one\n"),
         (["vae"], Path("v"), ""),
         (["text_encoder"], None, f"warning: a has no text_encoder, {FOLDER}"),
         (

@@ -154,7 +154,7 @@ def test_averaged_weights_are_read_where_they_are_asked_for(
     options = {"config": made.checkpoint, "components": ["unet"]}
     assert_same(export_file(made, path, tmp_path / "ema", ema=True, **options), made.out, "unet")
     out = export_file(made, path, tmp_path / "usual", **options)
-    assert "not read (--ema reads them)" in told(capsys)
+    assert "not read (sdort export --ema reads them)" in told(capsys)
     assert (out / "unet/model.onnx.data").read_bytes() != (made.out / "unet/model.onnx.data").read_bytes()
     with pytest.raises(BadModelError, match="no averaged weights"):
         export_file(made, the_file(made), tmp_path / "none", ema=True, **options)

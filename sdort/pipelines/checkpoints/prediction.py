@@ -164,7 +164,7 @@ def _marked(marks: Iterable[Mark]) -> tuple[str, str | None] | None:
     if other := next((mark for mark in known if not mark.usual and mark.kind != first.kind), None):
         warn(
             f"marks contradict one another: {first.place} says {first.kind}, which is taken, and {other.place} says "
-            f"{other.kind}; --prediction-type {other.kind} takes that"
+            f"{other.kind}; sdort export --prediction-type {other.kind} takes that"
         )
     return first.kind, f"says {first.place}" if first.place.endswith("beside it") else None
 
@@ -183,7 +183,8 @@ def _kind(place: str, key: str, value: str) -> str | None:
         )
     if text not in _SPELLINGS and text not in _FALSE:
         warn(
-            f"{place} has {key}: {cut(one_line(value))!r}, which sdort does not know; --prediction-type says it better"
+            f"{place} has {key}: {cut(one_line(value))!r}, which sdort does not know; sdort export --prediction-type "
+            "says it better"
         )
     return _SPELLINGS.get(text)
 

@@ -185,8 +185,8 @@ def _scheduler(
     if prediction.kind == "epsilon":
         warn(
             "it is marked as trained down to a signal of zero (zero terminal SNR), and as predicting noise, which "
-            "tells nothing there: the usual noise levels are taken; --prediction-type v_prediction if it predicts "
-            "velocity"
+            "tells nothing there: the usual noise levels are taken; sdort export --prediction-type v_prediction if it "
+            "predicts velocity"
         )
         return usual
     # diffusers' PNDM has no such setting.
