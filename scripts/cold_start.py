@@ -4,10 +4,11 @@
     python scripts/cold_start.py PIPELINE [--provider cuda] [--steps 1] [--processes 5] [--graph] [--custom-ops FILE]
         [--json FILE]
 
-Processes keep bytecode, as an installed package has it. The files are read once before, so weights lie in the page
-cache: "reading the weights" is a plain read of the files that a run opens, and the target of the whole is 1.5 times
-that and 3 seconds. The first process is not counted: it compares the files, fills the caches (tuning, schedules) and
-compiles what the provider compiles once. Of the others medians are printed, and the largest resident memory.
+The phases are those of `sdort run -v`. Processes keep bytecode, as an installed package has it. The files are read once
+before, so weights lie in the page cache: "reading the weights" is a plain read of the files that a run opens, and the
+target of the whole is 1.5 times that and 3 seconds. The first process is not counted: it compares the files, fills the
+caches (tuning, schedules) and compiles what the provider compiles once. Of the others medians are printed, and the
+largest resident memory.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from importlib import import_module
 from pathlib import Path
 from statistics import median
@@ -44,10 +45,10 @@ def main() -> int:
     phases = {name: median(row["phases"].get(name, 0.0) for row in rows) for name in rows[0]["phases"]}
     whole, resident = median(row["whole"] for row in rows), max(row["resident"] for row in rows)
     for name, seconds in phases.items():
-        print(f"{name:24} {seconds:8.3f} s")
-    print(f"{'process start to PNG':24} {whole:8.3f} s, {len(rows)} processes, {args.steps} steps")
-    print(f"{'target':24} {SHARE * reading + SECONDS:8.3f} s: reading {size / 1e6:,.0f} MB takes {reading:.3f} s")
-    print(f"{'largest resident memory':24} {resident / 2**20:8,.0f} MiB")
+        print(f"{name:30} {seconds:8.3f} s")
+    print(f"{'process start to PNG':30} {whole:8.3f} s, {len(rows)} processes, {args.steps} steps")
+    print(f"{'target':30} {SHARE * reading + SECONDS:8.3f} s: reading {size / 1e6:,.0f} MB takes {reading:.3f} s")
+    print(f"{'largest resident memory':30} {resident / 2**20:8,.0f} MiB")
     if args.json:
         found = {"phases": phases, "whole": whole, "reading": reading, "bytes": size, "resident": resident}
         args.json.write_text(json.dumps(found | {"provider": args.provider, "steps": args.steps}, indent=2))
@@ -83,47 +84,26 @@ def start(args: argparse.Namespace) -> Any:
 def work(args: argparse.Namespace) -> int:
     """Generate one image in this process and print the seconds of every phase as JSON."""
     begun = time.time()
-    phases = {"python": begun - args.worker}
     sys.path.insert(0, str(HERE))
-    command: Any = import_module("sdort.generation.command")
-    pipeline: Any = import_module("sdort.generation.pipeline")
-    phases["import of sdort"] = time.time() - begun
-    opening: float = 0.0
-    files: list[str] = []
-
-    def opened(asked: Mapping[str, tuple[Path, Any]], *rest: Any, **options: Any) -> Any:
-        nonlocal opening
-        opening = time.time()
-        files.extend(str(file) for path, _ in asked.values() for file in sorted(path.parent.glob("model.onnx*")))
-        return timed(phases, "sessions", lambda: open_sessions(asked, *rest, **options))
-
-    open_sessions, assemble, save = pipeline.open_side_by_side, pipeline.assemble, command.save_image
-    pipeline.open_side_by_side = opened
-    pipeline.assemble = lambda *given, **options: timed(phases, "putting together", lambda: assemble(*given, **options))
-    command.save_image = lambda *given, **options: timed(phases, "PNG", lambda: save(*given, **options))
-    before = time.time()
-    with tempfile.TemporaryDirectory() as folder:
-        result = import_module("sdort.first_use.command").run(
+    phases: Any = import_module("sdort.machine.phases")
+    with tempfile.TemporaryDirectory() as folder, phases.counted() as counted:
+        with phases.phase("imports"):
+            command: Any = import_module("sdort.first_use.command")
+        result = command.run(
             args.pipeline, "a photograph of a red fox in the snow", provider=args.provider, steps=args.steps, seed=1,
             graph=args.graph, tuning=args.tuning, custom_ops=args.custom_ops, output=Path(folder) / "image.png",
         )  # fmt: skip
-    whole = time.time() - args.worker
-    phases["checks before opening"] = opening - before
-    seconds = result.seconds
-    phases |= {"text encoder": seconds.encode, "first step": seconds.first_step}
-    phases |= {"other steps": seconds.denoise - seconds.first_step, "decoder": seconds.decode}
-    phases["rest"] = whole - sum(phases.values())
+        whole = time.time() - args.worker
+    from sdort.generation.run_phases import run_seconds
+    from sdort.pipelines.folder import open_folder
     from sdort.runtime.memory import peak_resident
 
-    print(json.dumps({"phases": phases, "whole": whole, "files": files, "resident": peak_resident()}))
+    seconds = run_seconds(result, counted.seconds, whole, begun - args.worker)
+    opened = open_folder(args.pipeline)
+    places = [opened.models[name].parent for name in opened.needed]
+    files = [str(file) for place in places for file in sorted(place.glob("model.onnx*"))]
+    print(json.dumps({"phases": seconds, "whole": whole, "files": files, "resident": peak_resident()}))
     return 0
-
-
-def timed(phases: dict[str, float], name: str, call: Callable[[], Any]) -> Any:
-    begun = time.time()
-    result = call()
-    phases[name] = time.time() - begun
-    return result
 
 
 def read_weights(files: Iterable[str]) -> float:

@@ -16,10 +16,13 @@ from sdort.errors import SdortError
 from sdort.errors.number_ranges import QUALITY
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from typing_extensions import Unpack
 
     from sdort.first_use.command import RunPlan
     from sdort.first_use.making_plan import MakingPlan
+    from sdort.generation.result import Generation
     from sdort.generation.typed_options import RunOptions
 
 _SECTIONS = {
@@ -84,11 +87,14 @@ def command(
     MODEL is a checkpoint (.safetensors file, diffusers folder, hub id, demo), a name of sdort add, or a folder of ONNX
     models. sdort exports and optimizes a checkpoint once and keeps the result: the next run starts at once.
     """
-    from sdort.console import conclude, emit_json, is_quiet, say
-    from sdort.first_use.command import plan_run, run
-    from sdort.generation.last_lines import summarize
-    from sdort.generation.result import refuse_withheld
+    from sdort.machine.phases import counted, phase
     from sdort.machine.system import process_age
+
+    before = process_age()
+    with counted() as phases, phase("imports"):
+        from sdort.console import emit_json, say
+        from sdort.first_use.command import plan_run, run
+        from sdort.generation.result import refuse_withheld
 
     source = click.get_current_context().get_parameter_source
     # An image says what the command line does not: defaults are the functions' own.
@@ -99,7 +105,8 @@ def command(
     if dry_run:
         _show_plan(plan_run(pipeline, prompt, **options), as_json)
         return
-    result = run(pipeline, prompt, placement=placement, **options)
+    with counted(phases):
+        result = run(pipeline, prompt, placement=placement, **options)
     if as_json:
         emit_json(result)
         if any(image.withheld for image in result.images):
@@ -108,9 +115,27 @@ def command(
         return
     if result.placement:
         show_placement(result.placement, result.placement_remarks)
-    if not is_quiet():
-        conclude(summarize(result, process_age()))
+    _show_end(result, phases.seconds, before)
     refuse_withheld(result)
+
+
+def _show_end(result: Generation, counted: Mapping[str, float], before: float | None) -> None:
+    """Print the last lines, and under ``-v`` where each second went.
+
+    Args:
+        counted: seconds of phases.
+        before: seconds of the process until these were counted; None where the kernel does not tell.
+    """
+    from sdort.console import VERBOSE, conclude, is_quiet, show, verbosity
+    from sdort.generation.last_lines import summarize
+    from sdort.generation.run_phases import phase_table, run_seconds
+    from sdort.machine.system import process_age
+
+    age = process_age()
+    if verbosity() >= VERBOSE and result.images and before is not None and age is not None:
+        show(phase_table(run_seconds(result, counted, age, before)))
+    if not is_quiet():
+        conclude(summarize(result, age))
 
 
 def _show_plan(plan: RunPlan, as_json: bool) -> None:

@@ -21,6 +21,7 @@ from sdort.generation.result import Generation
 from sdort.generation.stages import plan_stages
 from sdort.generation.typed_options import GenerationOptions, LoadOptions, RunOptions, runtime_options
 from sdort.generation.unfinished import plan_unfinished
+from sdort.machine.phases import phase
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
@@ -190,7 +191,8 @@ def plan_run(pipeline: str | Path, prompt: str | Sequence[str] = (), **options: 
 def _planned(pipeline: str | Path, prompt: str | Sequence[str], options: RunOptions) -> PlannedRun:
     runtime, jobs = _jobs(prompt, options)
     paths = plan_paths(jobs)
-    folder = pipeline_folder(pipeline, runtime, partial(_check_tasks, jobs))
+    with phase("the model's folder"):
+        folder = pipeline_folder(pipeline, runtime, partial(_check_tasks, jobs))
     part = cache(lambda model, *check: part_folder(model, runtime, *check))
     return prepare_run(folder, [_with_parts(job, part) for job in jobs], paths, runtime)
 

@@ -38,6 +38,7 @@ from sdort.generation.typed_options import GenerationOptions
 from sdort.generation.unfinished import Unfinished, find_unfinished, plan_unfinished, recorded_settings
 from sdort.generation.upscaled_picture import result_size
 from sdort.inspection.profile import measure_cases, remarks
+from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
@@ -228,7 +229,8 @@ class Pipeline:
             warn(withheld_text(kept) if kept.withheld else replaced_text(kept))
         if path is None or kept.withheld:
             return kept
-        path = save_image(path, pixels, record, image.seed, overwrite=job.overwrite, quality=job.quality)
+        with phase("image files"):
+            path = save_image(path, pixels, record, image.seed, overwrite=job.overwrite, quality=job.quality)
         return replace(kept, path=path)
 
     def _record(self, request: Request) -> GenerationRecord:
@@ -327,11 +329,13 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
         chosen = pool.submit(choose_provider, runtime)
         folder = open_folder(pipeline)
         left = find_unfinished([job.for_pipeline(folder) for job in jobs], paths, folder)
-        provider = chosen.result()[0]
+        with phase("the provider's libraries"):
+            provider = chosen.result()[0]
         plans: list[RequestPlan] = []
         for job in left.jobs:
-            plan = check_job(folder, job, left.paths)
-            with job.named():
+            with phase("plan"):
+                plan = check_job(folder, job, left.paths)
+            with phase("plan"), job.named():
                 refuse_generation(folder, plan.request, job.images, provider, runtime.device_id, stages=plan.stages)
             plans.append(plan)
         _check_grid_of(left.jobs, plans, left.paths)

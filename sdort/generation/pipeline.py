@@ -45,6 +45,7 @@ from sdort.generation.stages import Stage
 from sdort.generation.step_conditions import Copies, StepConditions
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.generation.upscaled_picture import upscale_picture
+from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, static_size
 from sdort.pipelines.content_check import checked
@@ -706,7 +707,9 @@ def _open_sessions(folder: PipelineFolder, options: RuntimeOptions) -> TextToIma
     remark_inputs(sessions["unet"])
     # What runs the UNet is what runs the pipeline: nearly all of the time is spent there.
     fallback = "; ".join(filter(None, reasons)) or None
-    return assemble(folder, sessions, sessions["unet"].provider, fallback, tokenizers.result())
+    with phase("tokenizers"):
+        read = tokenizers.result()
+    return assemble(folder, sessions, sessions["unet"].provider, fallback, read)
 
 
 def _load_ahead(folder: PipelineFolder, provider: Provider, device_id: int) -> Mapping[str, PromptTokenizer]:

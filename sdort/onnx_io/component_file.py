@@ -18,6 +18,7 @@ import onnx
 from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
+from sdort.machine.phases import phase
 from sdort.model.signature import TensorSpec
 from sdort.model.stored_values import StoredValues
 from sdort.onnx_io.branches import inline_branches
@@ -83,14 +84,8 @@ class ComponentFile:
                 :func:`sdort.onnx_io.functions.inline_functions`.
         """
         if self._parsed.checked is None:
-            checked = copied(self.proto)
-            shorten_domains(checked)
-            checked = inline_branches(inline_functions(checked, self.component), self.component)
-            order = check_model(checked, self.component)
-            nodes = [checked.graph.node[index] for index in order]
-            del checked.graph.node[:]
-            checked.graph.node.extend(nodes)
-            self._parsed.checked = checked
+            with phase("reading of graphs"):
+                self._parsed.checked = _checked(self.proto, self.component)
         return self._parsed.checked
 
     def derived(self, make: Callable[..., T], *arguments: Any) -> T:
@@ -195,7 +190,8 @@ def read_component(path: Path, component: str | None = None) -> ComponentFile:
     identity = file_identity(path)
     parsed = _kept.get(identity) if identity else None
     if parsed is None:
-        parsed = _Parsed(read_graph(path, component or path.stem))
+        with phase("reading of graphs"):
+            parsed = _Parsed(read_graph(path, component or path.stem))
     if identity and time.time_ns() - max(identity[-2:]) > SETTLED_NS:
         _kept[identity] = parsed
         _kept.move_to_end(identity)
@@ -218,6 +214,17 @@ def declared_inputs(model: onnx.ModelProto) -> dict[str, TensorSpec]:
     """A model's inputs by name, without those that initializers give."""
     constants = {tensor.name for tensor in model.graph.initializer}
     return {info.name: _spec(info) for info in model.graph.input if info.name not in constants}
+
+
+def _checked(proto: onnx.ModelProto, component: str) -> onnx.ModelProto:
+    checked = copied(proto)
+    shorten_domains(checked)
+    checked = inline_branches(inline_functions(checked, component), component)
+    order = check_model(checked, component)
+    nodes = [checked.graph.node[index] for index in order]
+    del checked.graph.node[:]
+    checked.graph.node.extend(nodes)
+    return checked
 
 
 def _metadata(file: ComponentFile) -> dict[str, str]:

@@ -19,6 +19,7 @@ from sdort.errors import BadModelError, OutputError, UsageError
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.input_file import open_input
 from sdort.machine.model_folder import check_own_file
+from sdort.machine.phases import phase
 from sdort.model.component_names import COMPONENTS
 from sdort.onnx_io.component_file import file_identity
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
@@ -48,9 +49,11 @@ def checked(path: Path, check: bool = True) -> Iterator[ContentCheck]:
     """
     content = _open_check(Path(path)) if check else ContentCheck(Path(path), Path(path), {}, None)
     try:
-        content.compare_small()
+        with phase("comparison of files"):
+            content.compare_small()
         yield content
-        content.finish()
+        with phase("comparison of files"):
+            content.finish()
     except (UsageError, OutputError):
         raise
     except Exception:  # damage ends in whatever error it likes

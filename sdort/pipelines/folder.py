@@ -15,6 +15,7 @@ import numpy.typing as npt
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import HEIGHT, WIDTH
 from sdort.errors.plain_text import one_line
+from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.safety_signature import SafetyKind, safety_kind
 from sdort.model.signature import static_size
@@ -214,8 +215,9 @@ class PipelineFolder:
     def model_hash(self) -> str:
         """A short hash over all components; see :func:`hash_model`."""
         digest = hashlib.sha256()
-        for name, path in sorted(self.models.items()):
-            digest.update(f"{name}:{hash_model(path)}".encode())
+        with phase("hashes of models"):
+            for name, path in sorted(self.models.items()):
+                digest.update(f"{name}:{hash_model(path)}".encode())
         return digest.hexdigest()[:16]
 
 

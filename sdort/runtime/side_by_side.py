@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from sdort.console import detail
 from sdort.errors import SdortError
+from sdort.machine.phases import phase
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, is_logged, open_or_fall_back, prepare_session
@@ -28,15 +31,18 @@ def open_side_by_side(
     Raises:
         BadModelError, ProviderError: as ``open_or_fall_back``, for the first component that neither takes.
     """
-    calls = {name: _prepared(path, name, provider, options) for name, (path, options) in asked.items()}
+    with phase("preparation of graphs"):
+        calls = {name: _prepared(path, name, provider, options) for name, (path, options) in asked.items()}
 
     def opened(name: str) -> Session:
+        begun = time.perf_counter()
         session = calls[name]()
+        detail(f"{name} is open after {time.perf_counter() - begun:.2f} s")
         on_open(name)
         return session
 
     logged = any(is_logged(provider, options) for _, options in asked.values())
-    with ThreadPoolExecutor(1 if logged else len(asked), "sdort-open") as pool:
+    with phase("sessions"), ThreadPoolExecutor(1 if logged else len(asked), "sdort-open") as pool:
         opening = {name: pool.submit(opened, name) for name in asked}
     return {
         name: open_or_fall_back(path, name, provider, options, opening[name].result)

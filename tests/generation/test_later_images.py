@@ -13,7 +13,7 @@ import pytest
 from support.tiny_pipeline import Tiny
 
 import sdort
-from sdort.generation import keep_tuning, known_schedules, memory_need, request_plan, schedulers, stages
+from sdort.generation import keep_tuning, memory_need, recurrence, request_plan, schedulers, stages
 from sdort.machine import input_file
 from sdort.onnx_io import component_file, wire
 from sdort.pipelines import configs, folder
@@ -29,7 +29,7 @@ NEVER = (
     component_file._weight_bytes, configs.read_config, folder.open_folder, step_split.split_step,
     prepared_tensors.prepared_tensors, memory_need._first_channels, announcement.custom_ops_hash,
     # of the schedule
-    schedulers.load_sampler, FormulaSampler.__init__, known_schedules.find_recurrence,
+    schedulers.load_sampler, FormulaSampler.__init__, recurrence.find_recurrence,
     # of the tuning that nobody asked for
     cases.make_feeds,
 )  # fmt: skip
@@ -131,7 +131,7 @@ def test_another_schedule_is_made_once(pipeline: sdort.Pipeline, seen: Seen) -> 
     for steps in (7, 8, 7, 8):
         with seen:
             pipeline.generate("a red star", steps=steps, seed=1, size="32x48")
-        made.append((seen.counts((schedulers.load_sampler,)), seen.counts((known_schedules.find_recurrence,))))
+        made.append((seen.counts((schedulers.load_sampler,)), seen.counts((recurrence.find_recurrence,))))
     once = {"load_sampler": 2}, {"find_recurrence": 1}
     none = {"load_sampler": 0}, {"find_recurrence": 0}
     assert made == [once, once, none, none]

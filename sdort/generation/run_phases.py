@@ -1,0 +1,45 @@
+"""The table of ``sdort run -v``: where each second of a run went."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sdort.generation.result import Generation
+from sdort.generation.step_progress import three_digits
+from sdort.tables import Table, share_text
+
+START, REST = "start of Python, command line", "rest"
+
+
+def run_seconds(result: Generation, counted: Mapping[str, float], age: float, before: float) -> dict[str, float]:
+    """Seconds by phase, which add up to ``age``, in their order.
+
+    Args:
+        counted: what :func:`sdort.machine.phases.counted` found, but for the stages.
+        age: seconds of the process until now.
+        before: those until the counting began.
+    """
+    seconds = result.seconds
+    stages = {
+        "text encoder": seconds.encode,
+        "image encoder": seconds.encode_image,
+        "first step": seconds.first_step,
+        "other steps": seconds.denoise - seconds.first_step,
+        "decoder": seconds.decode,
+        "upscaler": seconds.upscale,
+        "safety checker": seconds.judge,
+    }
+    files = {name: each for name, each in counted.items() if name == "image files"}
+    opening = {name: each for name, each in counted.items() if name not in files}
+    found = {START: before} | opening | {name: each for name, each in stages.items() if each} | files
+    return found | {REST: age - sum(found.values())}
+
+
+def phase_table(seconds: Mapping[str, float]) -> Table:
+    """The phases of a run, with their shares."""
+    whole = sum(seconds.values())
+    table = Table("Where the time went", ["phase", ">seconds", ">share"])
+    for name, each in seconds.items():
+        table.add_row(name, three_digits(each), share_text(max(each, 0.0) / whole))
+    table.add_row("all", three_digits(whole), share_text(1.0), style="bold")
+    return table
