@@ -160,7 +160,11 @@ def _models_table(entries: Collection[CacheEntry]) -> Table:
 
 
 def _state(entry: CacheEntry) -> str:
-    return "in use" if entry.in_use else "of an earlier sdort" if entry.outdated else ""
+    if entry.in_use:
+        return "in use"
+    # What a command works at is hidden until it is complete.
+    left = entry.name.startswith(".") or entry.kind == "temporary"
+    return "left by a killed command" if left else "of an earlier sdort" if entry.outdated else ""
 
 
 def _table(entries: Collection[CacheEntry]) -> Table:

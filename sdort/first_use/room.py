@@ -143,8 +143,9 @@ def check_room(name: str, needed: int) -> None:
     try:
         plan.raise_if_short()
     except OutputError as error:
-        hint = "Models that you do not use any more are removed with:\n    sdort cache clean models"
-        raise OutputError(error.message, hint=f"{error.hint} {hint}" if kept_models() else error.hint) from error
+        hint = f"{error.hint} XDG_CACHE_HOME says where the cache is."
+        clean = " Models that no command uses are removed with:\n    sdort cache clean models"
+        raise OutputError(error.message, hint=f"{hint}{clean}" if kept_models() else hint) from error
 
 
 def _going(more: int) -> int:

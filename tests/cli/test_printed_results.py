@@ -158,6 +158,23 @@ def test_caches_are_listed_by_kind_and_by_entry(printed: Printed, monkeypatch: p
     assert cache_command._amount([]) == "0 entries, 0 B"
 
 
+@pytest.mark.parametrize(
+    ("kind", "name", "in_use", "state"),
+    [
+        ("models", ".making-0", False, "left by a killed command"),
+        ("models", ".making-0", True, "in use"),
+        ("temporary", "sdort-tmp-a", False, "left by a killed command"),
+        ("traces", "a.trace", False, ""),
+    ],
+)
+def test_what_a_killed_command_left_is_called_that(
+    kind: str, name: str, in_use: bool, state: str, printed: Printed, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [entry(kind, name, 1, 1, in_use=in_use)]
+    monkeypatch.setattr("sdort.doctor.caches.list_cache", lambda kinds=(): CacheReport(Path("/caches"), left))
+    assert printed.of("cache", "list")[0] == ("show", ("", [(kind, name, "1 B", "1 s", state)]))
+
+
 @pytest.mark.parametrize("quiet", [False, True])
 @pytest.mark.parametrize("removed", [False, True])
 def test_a_cleaning_is_told(removed: bool, quiet: bool, printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
