@@ -74,6 +74,13 @@ class Verification:
     missing: list[str] = field(default_factory=list)
     """Comparisons that were asked for and could not be made, with the reason."""
     notes: list[str] = field(default_factory=list)
+    made_of: Path | None = None
+    """The checkpoint that the candidate was made of on first use."""
+
+    @property
+    def shown(self) -> Path:
+        """What a person names the candidate by: no folder of the cache."""
+        return self.made_of or self.candidate
 
     @property
     def judged(self) -> ImageSummary:
@@ -146,20 +153,20 @@ class Verification:
         wrong = [each.component for each in self.comparisons if each.against == ONNX and not each.passed]
         left = [name for name in wrong if name not in self.searched]
         if left:
-            return replace(options, components=left[:1], images=False, bisect=True).command_line(self.candidate)
+            return replace(options, components=left[:1], images=False, bisect=True).command_line(self.shown)
         if self._remedy:
             return self._remedy[1]
         if self.failed == ["images"] and self.judged.few:
             prompts = len({comparison.prompt for comparison in self.images})
-            return replace(options, seeds=math.ceil(ENOUGH / prompts)).command_line(self.candidate)
+            return replace(options, seeds=math.ceil(ENOUGH / prompts)).command_line(self.shown)
         if self.passed and self.images:
             prompt = min((image.prompt for image in self.images), key=len)
             # A model that was made for a GPU and checked elsewhere may not run here.
             provider = options.runtime.provider
             where = runtime_words(RuntimeOptions((self.provenance.made_for or AUTO) if provider == AUTO else provider))
-            return shlex.join(["sdort", "run", str(self.candidate), "--prompt", prompt, *map(str, where)])
+            return shlex.join(["sdort", "run", str(self.shown), "--prompt", prompt, *map(str, where)])
         if self.passed and options.components and self.candidate.is_dir():
-            return replace(options, components=(), images=True, bisect=False).command_line(self.candidate)
+            return replace(options, components=(), images=True, bisect=False).command_line(self.shown)
         return None
 
     @property

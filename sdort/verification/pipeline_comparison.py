@@ -88,6 +88,7 @@ def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
         original, checkpoint, note = _find_references(candidate, options, stack)
         against = original.path if original else None
         result = Verification(candidate, against, checkpoint, provider.name, options.steps, options)
+        result.made_of = None if folder.given == str(folder.path) else Path(folder.given)
         result.provenance = _provenance(folder, provider, options)
         result.notes += [note] if note else []
         run = _Run(folder, original, checkpoint, RunConfiguration(provider, options.runtime), options, result)
@@ -205,7 +206,7 @@ def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptio
         versions=versions(),
         made_for=optimized.get("provider") if isinstance(optimized, dict) else None,
         precision=str(optimized.get("precision", "fp32")) if isinstance(optimized, dict) else "fp32",
-        command=options.command_line(folder.path),
+        command=options.command_line(Path(folder.given)),
     )
 
 

@@ -90,24 +90,38 @@ MADE: dict[str, Any] = {"from": "/m/dream.v1.safetensors"}
 
 
 @pytest.mark.parametrize(
-    ("manifest", "name", "digest"),
+    ("manifest", "name", "digest", "given"),
     [
-        pytest.param({}, "folder", None, id="of no manifest"),
-        pytest.param({"source": "x.safetensors"}, "x", None, id="of an exported file"),
-        pytest.param({"source": "owner/na.me"}, "owner/na.me", None, id="of a hub id"),
+        pytest.param({}, "folder", None, None, id="of no manifest"),
+        pytest.param({"source": "x.safetensors"}, "x", None, None, id="of an exported file"),
+        pytest.param({"source": "owner/na.me"}, "owner/na.me", None, None, id="of a hub id"),
         pytest.param(
             {"source": "x.safetensors", "optimized": {**MADE, "checkpoint": "dream.v1", "sha256": DIGEST}},
             "dream.v1",
             DIGEST,
+            "/m/dream.v1.safetensors",
             id="made on first use",
         ),
-        pytest.param({"optimized": {**MADE, "checkpoint": "d", "sha256": "no digest"}}, "d", None, id="of no hash"),
+        pytest.param(
+            {"optimized": {"from": "/hub/snapshots/0", "checkpoint": "owner/na.me"}},
+            "owner/na.me",
+            None,
+            "owner/na.me",
+            id="made of a hub id",
+        ),
+        pytest.param(
+            {"optimized": {**MADE, "checkpoint": "d", "sha256": "no digest"}}, "d", None, MADE["from"], id="of no hash"
+        ),
     ],
 )
-def test_what_a_pipeline_is_called_by(manifest: dict[str, Any], name: str, digest: str | None, tmp_path: Path) -> None:
+def test_what_a_pipeline_is_called_by(
+    manifest: dict[str, Any], name: str, digest: str | None, given: str | None, tmp_path: Path
+) -> None:
+    """``given`` is what a person names it by, where that is not its folder."""
     place = tmp_path / "folder"
     place.mkdir()
     write_json(place / MANIFEST, manifest)
     folder = PipelineFolder(place, {})
     assert folder.checkpoint == name
     assert folder.checkpoint_sha256 == digest
+    assert folder.given == (given or str(place))

@@ -45,6 +45,7 @@ def folder_of(
     """A pipeline's folder, of which only what is asked for is there."""
     given = {
         "path": Path(name),
+        "given": name,
         "models": {each: Path(name) / each / "model.onnx" for each in models},
         "needed": ("text_encoder", "unet", "vae_decoder"),
         "is_complete": True,

@@ -40,7 +40,14 @@ from sdort.verification.remedy import remedy
 from sdort.verification.report.json_report import report_of
 from sdort.verification.report.semantic_text import kind_cells, miss_line, semantic_lines
 from sdort.verification.report.shares import of_the_limit, percent
-from sdort.verification.report.text import error_numbers, finding_lines, image_numbers, images_lines, notes
+from sdort.verification.report.text import (
+    compared_line,
+    error_numbers,
+    finding_lines,
+    image_numbers,
+    images_lines,
+    notes,
+)
 from sdort.verification.report.timesteps import timestep_errors
 from sdort.verification.semantic import Miss, SemanticScore
 from sdort.workload.cases import Case
@@ -503,3 +510,15 @@ def test_components_are_referred_to_the_cpu_and_images_to_the_provider(
     opened.clear()
     compute_reference(tmp_path, todo, CPU, RuntimeOptions(), 7, "euler")
     assert opened == ["cpu"]
+
+
+@pytest.mark.parametrize("made_of", [None, Path("/m/dream.safetensors")])
+def test_what_was_made_on_first_use_is_called_by_its_checkpoint(made_of: Path | None) -> None:
+    """In all that a person reads and copies; what is a record has the folder."""
+    made, shown = {"made_of": made_of, "candidate": Path("/cache/model")}, str(made_of or "/cache/model")
+    drawn = verification(comparison(), images=[image()], **made)
+    assert str(drawn.next_command).startswith(f"sdort run {shown} --prompt 'a cat'")
+    wrong = verification(comparison(share=2.0), **made)
+    assert str(wrong.next_command).startswith(f"sdort verify {shown} --component unet --bisect")
+    assert compared_line(drawn) == f"{shown} against model (ONNX)"
+    assert report_of(drawn).candidate == Path("/cache/model")

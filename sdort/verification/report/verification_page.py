@@ -62,7 +62,7 @@ def verification_page(result: Verification) -> str:
         _semantic(result.semantic) if result.semantic else "",
         _limits(),
     ]
-    return page(f"sdort verify: {result.candidate.resolve().name}", parts)
+    return page(f"sdort verify: {result.shown.resolve().name}", parts)
 
 
 def _facts(result: Verification) -> str:
@@ -70,7 +70,7 @@ def _facts(result: Verification) -> str:
     return facts(
         {
             "date": date_text(told.date),
-            "candidate": result.candidate,
+            "candidate": result.shown,
             "made for": told.made_for or "no provider in particular",
             "checked on": f"{result.provider}, {told.machine}",
             "ONNX original": result.against or "none",
