@@ -676,7 +676,7 @@ def test_a_verification_says_what_it_compared_and_is_concluded_where_it_passed(
     monkeypatch.setattr(f"{module}.notes", lambda result, every: [f"every {every}"])
     monkeypatch.setattr(f"{module}.finding_lines", lambda result: ["finding"])
     result: Any = SimpleNamespace(
-        candidate="fast", against=against, checkpoint=checkpoint, passed=passed, verdict="well",
+        shown="fast", against=against, checkpoint=checkpoint, passed=passed, verdict="well",
         next_command="sdort run",
     )  # fmt: skip
     _show(result)
