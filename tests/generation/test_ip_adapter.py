@@ -165,7 +165,10 @@ def test_what_cannot_be_is_refused_in_a_sentence(made: Made, ours: Any, tmp_path
 
 def test_a_pipeline_without_an_adapter_says_how_to_export_one(made: Made, tmp_path: Path) -> None:
     folder = SimpleNamespace(
-        path=tmp_path, models={}, file=lambda name: SimpleNamespace(signature=SimpleNamespace(inputs={"sample": 0}))
+        path=tmp_path,
+        given=str(tmp_path),
+        models={},
+        file=lambda name: SimpleNamespace(signature=SimpleNamespace(inputs={"sample": 0})),
     )
     images = [parse_ip_adapter_choice(str(made.image(0))).read()]
     with pytest.raises(SdortError, match="takes no images by an IP-Adapter") as refused:
