@@ -26,6 +26,7 @@ from sdort.machine.cache_folder import cache_folder
 from sdort.machine.checkout import import_part
 from sdort.machine.input_file import open_input, read_input
 from sdort.machine.ownership import can_others_write, why_foreign
+from sdort.machine.variables import variables
 
 LIBRARY_FILE, RECORD = "libsdort_ops.so", "build.json"
 MAX_TABLE = 64 << 20
@@ -331,11 +332,5 @@ def _narrowed(path: Path, provider: str, left_out: Collection[str]) -> Iterator[
         return
     named = None if asked in (None, "all") else str(asked).split(",")
     usual = [op.name for op in describe_library(path).operators if provider != "cuda" or op.by_default_on_cuda or asked]
-    os.environ[_NAMES] = ",".join({*(usual if named is None else named)} - {*left_out}) or "none"
-    try:
+    with variables({_NAMES: ",".join({*(usual if named is None else named)} - {*left_out}) or "none"}):
         yield
-    finally:
-        if asked is None:
-            del os.environ[_NAMES]
-        else:
-            os.environ[_NAMES] = asked

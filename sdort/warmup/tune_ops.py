@@ -6,7 +6,6 @@ and adds a line to the table (custom_ops/driver/tuning.h). Here every component 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +14,7 @@ from sdort.console import progress
 from sdort.errors import ProviderError
 from sdort.errors.number_ranges import BATCH_SIZE, check_sizes
 from sdort.errors.option_types import typed
+from sdort.machine.variables import variables
 from sdort.ops.command import OpsTuning
 from sdort.ops.library import ON, resolve, tuning_table
 from sdort.ops.table import read_table
@@ -80,14 +80,5 @@ def tune_ops(
 def _tuning_on() -> Iterator[None]:
     table = tuning_table()
     table.parent.mkdir(parents=True, exist_ok=True)
-    variables = {"SDORT_OPS_TUNE": "1", "SDORT_OPS_TUNING": str(table)}
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
+    with variables({"SDORT_OPS_TUNE": "1", "SDORT_OPS_TUNING": str(table)}):
         yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name)
-            else:
-                os.environ[name] = value
