@@ -18,6 +18,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import parser
+from support import rocm_stub
 
 from sdort.errors import MemoryShortageError, ProviderError
 from sdort.model.stored_values import StoredValues
@@ -235,3 +236,24 @@ def test_a_first_run_has_small_workspaces_but_for_a_step(
     for _ in range(2):
         session.run_bound(binding._binding) if binding else session.run(feeds)
     assert seen == ["small" if small else None, None]
+
+
+ON_ROCM = """
+import sys, pathlib, numpy
+from sdort.providers.rocm import PROVIDER as ROCM
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.probe import choose_provider
+from sdort.runtime.session import open_session
+options = RuntimeOptions("rocm", custom_ops="off")
+assert choose_provider(options)[0] is ROCM
+session = open_session(pathlib.Path(sys.argv[1]), "unet", ROCM, options)
+print(*sorted(session._placed.initializers), session.ort.get_providers()[0])
+print(session.run({"x": numpy.ones((5, 192), "f"), "ids": numpy.array([0, 299])})["y"].shape)
+"""
+
+
+def test_the_rocm_provider_takes_them(model: Path) -> None:
+    """Its real one, on a stub of HIP, which computes nothing: how they lie is tested above."""
+    done = rocm_stub.runtime().run(ON_ROCM, str(model), PYTHONPATH=str(Path(__file__).parents[2]))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == ["plain plain_again table ROCMExecutionProvider", "(5, 128)"]
