@@ -217,7 +217,7 @@ def test_the_command_draws_what_the_baked_pipeline_draws(
     whole, tensors = (
         hashlib.sha256(part).hexdigest() for part in (content, content[8 + int.from_bytes(content[:8], "little") :])
     )
-    adapter = {"name": "a.safetensors", "scale": SCALE, "sha256": whole, "tensors_sha256": tensors}
+    adapter = {"name": "a.safetensors", "scale": SCALE, "text_scale": None, "sha256": whole, "tensors_sha256": tensors}
     assert json.loads(done.stdout)["lora"] == [adapter]
 
 
