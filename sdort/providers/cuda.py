@@ -51,8 +51,6 @@ PROVIDER = Provider(
     graph={"enable_cuda_graph": "1"},
     stream="user_compute_stream",
     memory={"arena_extend_strategy": "kSameAsRequested"},
-    # What cuBLAS takes by itself before Hopper, where it takes eight times as much, twice for each session.
-    small_workspaces={"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"},
     exact={"use_tf32": "0"},
     custom_kernels="cuda",
     no_bf16="onnxruntime-gpu 1.31 has bf16 kernels of MultiHeadAttention and Gelu, but of GroupNorm, SkipGroupNorm, "

@@ -85,9 +85,6 @@ class Provider:
     """Set on every run."""
     memory: Mapping[str, str] = field(default_factory=dict)
     """Set on every run: how it takes memory, which changes nothing that is computed or tuned."""
-    small_workspaces: Mapping[str, str] = field(default_factory=dict)
-    """Variables of the environment by which its libraries take little memory for themselves, when a session first runs;
-    products may be slower."""
     tuning: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--tuning``; empty where there is nothing to search."""
     searched: str = "the fastest kernels"

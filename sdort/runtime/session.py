@@ -14,7 +14,6 @@ import onnx
 from sdort.console import detail, warn
 from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
-from sdort.machine.variables import variables
 from sdort.model.domains import OWN_DOMAIN
 from sdort.model.signature import Array, TensorSpec, cast_feeds
 from sdort.onnx_io.component_file import copied, read_component
@@ -132,7 +131,6 @@ class Session:
     ) -> None:
         self.ort = ort
         self._placed = placed
-        self._has_run = False
         self.path = path
         self.component = component
         self.provider = provider
@@ -145,8 +143,6 @@ class Session:
         own = {name: self._spec(arg) for name, arg in declared.items() if name not in self._changing}
         self.inputs = own if inputs is None else dict(inputs)
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
-        self._is_step = SAMPLE in own
-        """Whether it takes most of a generation's time."""
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _run_options()
         self._graphs: dict[int, Any] = {}
@@ -188,10 +184,10 @@ class Session:
         fed = self.cast(feeds)
         values = self.step_feeds(fed)
         if not self._changing and all(isinstance(value, np.ndarray) for value in values.values()):
-            results = self._run(lambda: self.ort.run(None, values, self._quiet))
+            results = self.guard(lambda: self.ort.run(None, values, self._quiet))
         else:
             uploaded = {name: self.on_device(value) for name, value in values.items()} | self._changing
-            kept = self._run(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
+            kept = self.guard(lambda: self.ort.run_with_ort_values(None, uploaded, self._quiet))
             results = [self.download(value) for value in kept]
         if all(isinstance(value, np.ndarray) for value in fed.values()):
             self.ran_on.add(tuple((name, np.shape(value)) for name, value in fed.items()))
@@ -223,7 +219,7 @@ class Session:
                 on the number stands for those shapes and addresses. :data:`UNRECORDED` records and replays nothing.
         """
         settings = self._settings(graph) if self.options.graph or self.options.stream else self._quiet
-        self._run(lambda: self.ort.run_with_iobinding(binding, settings))
+        self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
 
     def _settings(self, graph: int) -> Any:
         if graph not in self._graphs:
@@ -262,14 +258,6 @@ class Session:
             BadModelError: an input is missing.
         """
         return cast_feeds(feeds, self.inputs.values(), self.component)
-
-    def _run(self, call: Callable[[], Any]) -> Any:
-        """:meth:`guard`; in a first run the provider's libraries take the memory that they keep."""
-        settings = {} if self._has_run or self._is_step else self.provider.small_workspaces
-        with variables(settings, keep=True):
-            result = self.guard(call)
-        self._has_run = True
-        return result
 
     def guard(self, call: Any) -> Any:
         """Run ``call`` and turn what ONNX Runtime raises into an error of ours."""

@@ -8,9 +8,7 @@ from __future__ import annotations
 import ctypes
 import gc
 import itertools
-import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +26,6 @@ from sdort.runtime import device_block
 from sdort.runtime.device_block import ALIGNMENT, DeviceBlock
 from sdort.runtime.opener import create_session
 from sdort.runtime.placed_weights import PlacedWeights, placeable
-from sdort.runtime.session import open_session
 
 TEXT = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]>
 g (float[n, 192] x, int64[t] ids) => (float[n, 128] y, float[t, 130] rows, float[129, 128] shown) {
@@ -210,32 +207,6 @@ def test_only_a_library_that_is_loaded_gives_memory() -> None:
     assert not device_block.is_reachable("")
     assert not device_block.is_reachable("intel")
     assert device_block.is_reachable("amd") == ("libamdhip64.so" in Path("/proc/self/maps").read_text())
-
-
-@pytest.mark.parametrize(("entry", "small"), [("x", True), ("sample", False)])
-@pytest.mark.parametrize("bound", [False, True])
-def test_a_first_run_has_small_workspaces_but_for_a_step(
-    entry: str, small: bool, bound: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    proto = parser.parse_model(f'<ir_version: 8, opset_import: ["": 17]> g (float[2] {entry}) => (float[2] y) '
-                               f"{{ y = Neg ({entry}) }}")  # fmt: skip
-    onnx.save(proto, tmp_path / "model.onnx")
-    provider = replace(CPU, small_workspaces={"SDORT_TEST_WORKSPACE": "small"})
-    session = open_session(tmp_path / "model.onnx", "unet", provider, RuntimeOptions("cpu"))
-    seen: list[str | None] = []
-    real = session.guard
-
-    def guard(call: Any) -> Any:
-        seen.append(os.environ.get("SDORT_TEST_WORKSPACE"))
-        return real(call)
-
-    monkeypatch.setattr(session, "guard", guard)
-    feeds = {entry: np.ones(2, np.float32)}
-    binding = session.bind(feeds) if bound else None
-    seen.clear()
-    for _ in range(2):
-        session.run_bound(binding._binding) if binding else session.run(feeds)
-    assert seen == ["small" if small else None, None]
 
 
 ON_ROCM = """
