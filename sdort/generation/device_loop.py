@@ -36,6 +36,8 @@ from sdort.runtime.session import Session
 if TYPE_CHECKING:
     from sdort.generation.running_controls import Controls
 
+KEPT_ROW_BYTES = 1 << 25
+"""Bytes of a matrix that stays in memory for the next run of its kind: SDXL's of 30 steps at 1024x1024 has 16 MB."""
 MAX_ROW_BYTES = 1 << 30
 """Upper bound in bytes for the step-accumulator matrix; larger runs use the host loop."""
 
@@ -104,6 +106,8 @@ class Loop:
     def __init__(self, unet: Session) -> None:
         self.unet = unet
         self._sums: dict[tuple[bool, int | None], Session] = {}
+        self._last: StepAccumulator | None = None
+        """The last run's, where another one may be of its kind."""
         self._bound: dict[tuple[Batch, InputShapes], BoundBuffers] = {}
         self._graphs = 0
         self._controlled: weakref.WeakSet[BoundBuffers] = weakref.WeakSet()
@@ -157,7 +161,13 @@ class Loop:
         times = buffers.step_rows(recurrence.timesteps, conditions)
         given = noise if image is None else np.concatenate([image[None], noise])
         session = self._summing(mask is not None, batch.latent[0] if batch.extra else None)
-        accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
+        accumulator = self._last
+        if accumulator and accumulator.is_for(buffers, recurrence, guidance, mask, extra):
+            accumulator.begin(times, given)
+        else:
+            self._last = None  # its memory goes first
+            accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
+            self._last = accumulator if accumulator.nbytes <= KEPT_ROW_BYTES else None
         seconds = []
         for step in range(recurrence.steps):
             started = time.perf_counter()
@@ -212,17 +222,44 @@ class StepAccumulator:
         self.buffers = buffers
         self.recurrence = recurrence
         batch, steps = buffers.batch, recurrence.steps
+        self.guidance = tuple(guidance)
         self.weights, self.own = _weights(recurrence, np.asarray(guidance))
-        # The UNet's outputs come first, each at its step, then what is given.
-        rows = np.zeros((self.weights.shape[2], batch.elements), np.float32)
-        rows[steps * batch.copies :] = given.reshape(len(given), -1)
-        self._rows = Buffer(session, rows)
+        self._rows = Buffer(session, self._first_rows(given))
         self._weights = Buffer(session, self.weights.astype(np.float32))
         self._own = Buffer(session, self.own.astype(np.float32))
         self._times = Buffer(session, times)
         self._total = Buffer(session, np.zeros((batch.copies, batch.elements), np.float32))
         self._fixed = self._fixed_inputs(mask, extra)
         self._bindings = [self._bind(step) for step in range(steps + 1)]
+
+    def _first_rows(self, given: Array) -> Array:
+        """The UNet's outputs come first, each at its step, then what is given."""
+        rows = np.zeros((self.weights.shape[2], self.buffers.batch.elements), np.float32)
+        rows[self.recurrence.steps * self.buffers.batch.copies :] = given.reshape(len(given), -1)
+        return rows
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the rows."""
+        return int(math.prod(self._rows.shape)) * self._rows.dtype.itemsize
+
+    def is_for(
+        self,
+        buffers: BoundBuffers,
+        recurrence: Recurrence,
+        guidance: Sequence[float],
+        mask: Array | None,
+        extra: Array | None,
+    ) -> bool:
+        """Whether it can :meth:`begin` again for a run; with a mask none can."""
+        plain = mask is None and extra is None and not self._fixed
+        same = self.buffers is buffers and self.recurrence is recurrence
+        return plain and same and self.guidance == tuple(guidance)
+
+    def begin(self, times: Array, given: Array) -> None:
+        """Begin another run of the same steps, with nothing of the last one left."""
+        self._rows.write(self._first_rows(given))
+        self._times.write(times)
 
     def _fixed_inputs(self, mask: Array | None, extra: Array | None) -> dict[str, Buffer]:
         """The inputs of tasks, which stay the same from step to step but for the weights of ``outside``."""

@@ -40,7 +40,7 @@ class System:
     """
 
     root: Path = Path("/")
-    environ: Mapping[str, str] = field(default_factory=lambda: dict(os.environ))
+    environ: Mapping[str, str] = field(default_factory=lambda: os.environ)
     packages: Path = field(default_factory=_site_packages)
     access: Callable[[Path, int], bool] = os.access
     management: Management | None = None

@@ -141,3 +141,18 @@ def test_nothing_is_fed_to_learn_shapes_that_are_not_kept(pipeline: sdort.Pipeli
     with seen:
         pipeline.generate("a red star", steps=2, seed=1)
     assert seen.counts((keep_tuning.keep_generated, cases.make_feeds)) == {"keep_generated": 1, "make_feeds": 0}
+
+
+def test_nothing_of_an_earlier_image_is_in_a_later_one(tiny: Tiny) -> None:
+    """Rows and bindings of a run are kept for the next one of its kind: with other noise, prompts, weights of guidance
+    and schedules between, each image is that of a pipeline which draws it first."""
+    kinds: list[dict[str, Any]] = [
+        {"seed": 1}, {"seed": 2}, {"seed": 2, "guidance_scale": 3.0}, {"seed": 2, "guidance_scale": 1.0},
+        {"seed": 1, "scheduler": "euler-a"}, {"seed": 3, "scheduler": "euler-a"}, {"seed": 1},
+    ]  # fmt: skip
+    pipeline = sdort.load(tiny.onnx, provider="cpu")
+    for number, options in enumerate(kinds):
+        asked: dict[str, Any] = {"steps": 3, "size": "32x48", **options}
+        found = pipeline.generate(f"a star {number}", **asked).images[0]
+        alone = sdort.load(tiny.onnx, provider="cpu").generate(f"a star {number}", **asked).images[0]
+        assert (found.pixels == alone.pixels).all(), options
