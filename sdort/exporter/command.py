@@ -298,9 +298,10 @@ def _tell_growth(name: str, components: list[ComponentSpec], adaptation: Adaptat
     stored = sum(leaf.nbytes for leaf in leaves)
     written = 4 * sum(math.prod(leaf.shape) for leaf in leaves)
     if stored < _SAME_SIZE * written:
+        drawn = "unet" in tensors  # a ControlNet or a VAE alone is exported first
         say(
-            f"{name} has {size_text(stored)} of weights, and the export has them in fp32: {size_text(written)}. sdort "
-            "run takes the checkpoint itself, without such a copy"
+            f"{name} has {size_text(stored)} of weights, and the export has them in fp32: {size_text(written)}"
+            + (". sdort run takes the checkpoint itself, without such a copy" if drawn else "")
         )
 
 

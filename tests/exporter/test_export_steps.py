@@ -414,7 +414,7 @@ def test_the_order_of_an_export(
 @pytest.mark.parametrize(
     ("unet", "vae", "words"),
     [
-        ((1000, np.float16), (1000, np.float32), "n has 2.0 kB of weights, and the export has them in fp32: 4.0 kB."),
+        ((1000, np.float16), (1000, np.float32), "n has 2.0 kB of weights, and the export has them in fp32: 4.0 kB"),
         ((1000, np.float32), (1000, np.float16), None),
         ((1000, np.float32), (1, np.float16), None),
     ],
@@ -426,7 +426,9 @@ def test_how_large_weights_in_16_bits_become(
     tensors = {folder: {"w": Inline(np.ones(*each))} for folder, each in (("unet", unet), ("vae", vae))}
     command._tell_growth("n", [spec("unet")], SimpleNamespace(tensors=tensors))  # type: ignore[arg-type]
     said = " ".join(capsys.readouterr().err.split())
-    assert said == (f"{words} sdort run takes the checkpoint itself, without such a copy" if words else "")
+    assert said == (f"{words}. sdort run takes the checkpoint itself, without such a copy" if words else "")
+    command._tell_growth("n", [spec("vae_decoder")], SimpleNamespace(tensors={"vae": tensors["unet"]}))  # type: ignore[arg-type]
+    assert " ".join(capsys.readouterr().err.split()) == (words or "")  # a part alone is not drawn with
 
 
 def test_a_plan_downloads_and_keeps_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
