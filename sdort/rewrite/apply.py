@@ -159,7 +159,8 @@ class _Application:
         """Rewrite every place where one of the variants matches. Returns how many there were."""
         before = self.outcome.matched
         roots = {(pattern.root.op, pattern.root.domain) for pattern, _ in variants}
-        for node in [n for n in self.editor.graph.nodes if (n.op, n.domain or "") in roots]:
+        operators = {op for op, _ in roots}
+        for node in [n for n in self.editor.graph.nodes if n.op in operators and (n.op, n.domain or "") in roots]:
             if node.outputs:
                 self._visit(variants, node)
         if self.outcome.matched > before:
@@ -195,7 +196,8 @@ class _Application:
 
 def _places(fusion: Fusion, editor: Editor, support: Support | None) -> list[gs.Node]:
     """The fusion's anchors; a lowering's are only those that the target does not run."""
-    nodes = [node for node in editor.graph.nodes if fusion.is_anchor(node)]
+    domain, _, op = fusion.anchor.rpartition(".")
+    nodes = [node for node in editor.graph.nodes if node.op == op and (node.domain or "") == domain]
     if support is None or fusion.stage != "lower":
         return nodes
     return [node for node in nodes if support.unsupported(node, editor) is not None]

@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from operator import is_
+from typing import Any, NamedTuple
 
 import numpy as np
 import onnx
@@ -43,6 +44,32 @@ RULES = {**elementwise.RULES, **indexing.RULES, **reshaping.RULES, **layers.RULE
 """The rules of standard operators, by name."""
 
 
+class _Seen(NamedTuple):
+    """Everything that the facts of a node's outputs are inferred from, as it was when they last were."""
+
+    node: gs.Node
+    op: str
+    domain: str | None
+    inputs: list[gs.Tensor]
+    facts: list[Fact]
+    outputs: list[str]
+    attrs: dict[str, Any]
+
+    def holds(self, node: gs.Node, facts: list[Fact]) -> bool:
+        """Whether all is as it was; an attribute or a fact that was made anew is another."""
+        attrs, inputs = self.attrs, self.inputs
+        return (
+            len(inputs) == len(facts)
+            and all(map(is_, self.facts, facts))
+            and all(map(is_, inputs, node.inputs))
+            and self.op == node.op
+            and self.domain == node.domain
+            and self.outputs == [tensor.name for tensor in node.outputs]
+            and len(attrs) == len(node.attrs)
+            and all(attrs.get(name) is value for name, value in node.attrs.items())
+        )
+
+
 class Facts:
     """The facts of all tensors of a graph, by tensor name.
 
@@ -63,6 +90,7 @@ class Facts:
         self._mentions: dict[Atom, set[str]] = {}
         self._dims: dict[str, Dim] = {}
         self._equal = Equalities()
+        self._seen: dict[int, _Seen] = {}
 
     def of(self, tensor: gs.Tensor) -> Fact:
         known = self._facts.get(tensor.name)
@@ -112,11 +140,19 @@ class Facts:
             self.set(tensor, fact)
 
     def infer(self, node: gs.Node) -> None:
-        """Compute the facts of the node's outputs from those of its inputs.
+        """Compute the facts of the node's outputs from those of its inputs, unless these are what they were last time.
 
         Raises:
             BadModelError: the node's inputs and attributes contradict each other.
         """
+        facts, seen = [self.of(tensor) for tensor in node.inputs], self._seen.get(id(node))
+        if seen is None or not seen.holds(node, facts):
+            outputs = [tensor.name for tensor in node.outputs]
+            seen = _Seen(node, node.op, node.domain, list(node.inputs), facts, outputs, dict(node.attrs))
+            self._infer(node)
+            self._seen[id(node)] = seen
+
+    def _infer(self, node: gs.Node) -> None:
         before = unknowns_made()
         try:
             facts = self._by_rule(node)
