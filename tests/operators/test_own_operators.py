@@ -108,7 +108,7 @@ def skip_connections(family: str) -> int:
 
 NORMS = ("com.microsoft.GroupNorm", "com.microsoft.SkipGroupNorm", "sdort.BiasGroupNorm")
 """Group normalizations beside those of joined images."""
-CASES = [Case("sd1", "ts14"), Case("sd1", "dy23"), Case("sdxl", "ts17", dynamic=False)]
+CASES = [Case("sd1", "ts14"), Case("sd1", "dy18"), Case("sdxl", "ts17", dynamic=False)]
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)

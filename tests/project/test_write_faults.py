@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from support import tiny_pipeline
 from support.faults import KINDS, Ended, Faults
+from support.forked import OPTIMIZING
 
 SAMPLE = 3
 """Calls of each kind of fault, of commands that have more."""
@@ -35,7 +36,7 @@ def faults(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Faults]:
         "PIL.PngImagePlugin", "diffusers.schedulers.scheduling_ddim", "onnxruntime", "sdort.cli.optimize",
         "sdort.cli.run", "sdort.generation.command", "sdort.optimizer.command",
         "transformers.models.clip.modeling_clip",
-        "transformers.models.clip.tokenization_clip",
+        "transformers.models.clip.tokenization_clip", *OPTIMIZING,
     )  # fmt: skip
     with Faults(tmp_path_factory.mktemp("faults"), modules) as started:
         yield started

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import pytest
 from support import models, small_graphs
-from support.exports import Case
+from support.exports import DYNAMO, Case
 from support.full_exports import weightless
 from support.optimized_models import optimized
 from support.parity import compare
@@ -50,10 +50,8 @@ def check(model: Model) -> None:
 CASES = [
     *(Case(family, "ts17") for family in sorted(set(models.FAMILIES) - {"sd1_wide"})),
     Case("sd1", "ts14", odd=True),
-    *(Case(family, "dy18") for family in ("sd1", "clip", "vae_decoder")),
-    *(Case(family, "dy18", dynamic=False) for family in ("sd2", "vae_encoder", "openclip", "text2")),
+    *DYNAMO,
 ]
-"""Those that other tests trace too."""
 WHOLE = [Case(family, "ts17") for family in ("sd1", "clip", "vae_decoder")]
 
 
@@ -84,7 +82,7 @@ def test_resize_says_what_other_targets_leave_out(exported: Callable[[Case], Pat
 
 def test_an_unfused_original_is_the_original(exported: Callable[[Case], Path], tmp_path: Path) -> None:
     """What an optimized graph is held to where a target errs: nothing of sdort's in it, and the same numbers."""
-    for case in (Case("sd1", "dy23", dynamic=False), Case("text2", "dy23", dynamic=False)):
+    for case in (Case("sd1", "dy23", dynamic=False), Case("text2", "dy23")):
         component, folder = models.build(case.family).component, tmp_path / str(case)
         folder.mkdir()
         path = check_migraphx.unfused(exported(case), component, False, folder)

@@ -116,7 +116,7 @@ TEXTS = [
     *(Case("clip", exporter) for exporter in ("ts14", "dy18", "dy23raw")),
     *(Case("openclip", exporter) for exporter in ("ts17", "dy23")),
     *(Case("text2", exporter) for exporter in ("ts14", "dy23")),
-    *(Case("openclip", exporter, dynamic=False) for exporter in ("ts17", "dy18")),
+    *(Case(family, exporter, dynamic=False) for family, exporter in (("openclip", "ts17"), ("text2", "dy18"))),
 ]
 """Both of CLIP's ways to find the end of the prompt, as every exporter writes them."""
 

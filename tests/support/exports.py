@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from support import models
 from support.models import Built, build
+from support.turns import ALL
 
 EXPORTERS = ("ts14", "ts17", "dy18", "dy23", "dy18raw", "dy23raw")
 """TorchScript and dynamo with their opsets; ``raw`` is dynamo without the exporter's own optimizer."""
@@ -41,8 +42,27 @@ class Case:
         return "-".join(parts + [flag for flag in ("legacy", "odd") if getattr(self, flag)])
 
 
+DYNAMO = [
+    *(Case(family, "dy18", dynamic=False) for family in ("vae_decoder", "clip", "text2")),
+    *(Case(family, "dy23") for family in ("vae_decoder", "vae_encoder", "clip", "openclip", "text2")),
+    *(Case(family, "dy18") for family in ("sd1", "clip")),
+    *(Case(family, "dy23", dynamic=False) for family in ("sd1", "clip")),
+    *(Case("clip", exporter, dynamic=False) for exporter in ("dy24", "dy25")),
+]
+"""All that CI traces by torch.export, which takes a minute for a UNet, here with and without ``raw``.
+
+The exports of sdort itself, which are by torch.export too, have the UNets of the other families.
+"""
+
+
+def is_traced(case: Case) -> bool:
+    """Whether tests may ask for a case: any that TorchScript writes; of dynamo's those of DYNAMO, if not all."""
+    return ALL or case.exporter.startswith("ts") or replace(case, exporter=case.exporter.removesuffix("raw")) in DYNAMO
+
+
 def export_case(case: Case, cache_dir: Path) -> Path:
     """The exported ``model.onnx`` of a case, weights inside, traced once and shared by all test processes."""
+    assert is_traced(case), f"take one of support.exports.DYNAMO instead of {case}"
     folder = cache_dir / cache_key()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{case}.onnx"

@@ -73,19 +73,19 @@ UNET_SD1: dict[str, Any] = {
     "attention_head_dim": 4,
     "norm_num_groups": 8,
 }
+TWO_LEVELS: dict[str, Any] = {
+    **UNET_SD1,
+    "block_out_channels": (32, 48),
+    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
+    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
+}
+"""Every kind of block, in fewer of them: one level less halves a trace by torch.export."""
 UNET_CONFIGS: dict[str, dict[str, Any]] = {
-    "sd1": UNET_SD1,
-    # The real number of groups and of layers; four levels.
-    "sd1_wide": {
-        **UNET_SD1,
-        "block_out_channels": (64, 128, 128, 192),
-        "layers_per_block": 2,
-        "norm_num_groups": 32,
-        "down_block_types": ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
-        "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
-    },
+    "sd1": TWO_LEVELS,
+    # The real number of groups and of layers; three levels. SD 1.5's four: tests/optimizer/test_true_depth.py.
+    "sd1_wide": {**UNET_SD1, "block_out_channels": (64, 128, 192), "layers_per_block": 2, "norm_num_groups": 32},
     # GPU kernels of GroupNorm take an even number of channels a group; here 48 / 16 are three.
-    "sd1_odd_groups": {**UNET_SD1, "norm_num_groups": 16},
+    "sd1_odd_groups": {**TWO_LEVELS, "norm_num_groups": 16},
     # GPU kernels of BiasSplitGelu take the real widths only: 4 x 320.
     "sd1_geglu": {
         **UNET_SD1,
@@ -95,14 +95,14 @@ UNET_CONFIGS: dict[str, dict[str, Any]] = {
         "attention_head_dim": 5,
         "norm_num_groups": 32,
     },
-    "sd2": {**UNET_SD1, "use_linear_projection": True, "attention_head_dim": [2, 4, 8]},
-    "inpaint": {**UNET_SD1, "in_channels": 9},
+    "sd2": {**TWO_LEVELS, "use_linear_projection": True, "attention_head_dim": [2, 4]},
+    "inpaint": {**TWO_LEVELS, "in_channels": 9},
     "sdxl": {
-        **UNET_SD1,
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "transformer_layers_per_block": [1, 1, 2],
-        "attention_head_dim": [2, 4, 8],
+        **TWO_LEVELS,
+        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D"),
+        "up_block_types": ("CrossAttnUpBlock2D", "UpBlock2D"),
+        "transformer_layers_per_block": [1, 2],
+        "attention_head_dim": [2, 4],
         "use_linear_projection": True,
         "addition_embed_type": "text_time",
         "addition_time_embed_dim": 8,

@@ -493,6 +493,8 @@ def test_a_file_system_that_cannot_exchange(key: Key, monkeypatch: pytest.Monkey
 
 # ---- kills and other processes ----
 
+ROUNDS = int(os.environ.get("KILLS", "12"))
+"""Kills, at moments of the first 30 ms of a writer that does not end."""
 WRITER = """
 import os, sys
 from pathlib import Path
@@ -545,7 +547,7 @@ def texts(bundle: Bundle) -> set[bytes]:
 def test_kills_at_any_moment_leave_whole_bundles(key: Key, writer: Callable[[float], subprocess.Popen[str]]) -> None:
     draw, store = random.Random(7), Store()
     fill(store, key)
-    for _ in range(30):
+    for _ in range(ROUNDS):
         assert writer(draw.uniform(1e-4, 0.03)).wait() == KILLED
         assert store.names() == [key.name]
         found = store.find(key)  # whole, by every hash

@@ -37,7 +37,7 @@ UNET, DECODER, TEXT = Case("sd1_wide", "ts17"), Case("vae_decoder", "ts17"), Cas
     ("case", "target", "share"),
     [
         (UNET, "rocm", 0.4),
-        (Case("sd1", "dy23"), "cpu", 0.5),
+        (Case("sd1", "dy18"), "cpu", 0.5),
         (DECODER, "cuda", 0.3),
         (TEXT, "rocm", 0.4),
     ],

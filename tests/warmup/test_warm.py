@@ -231,6 +231,8 @@ def test_the_time_to_go_is_known_once_every_component_was_seen(tiny: Tiny, monke
 # ---- kills and other processes ----
 
 
+ROUNDS = int(os.environ.get("KILLS", "5"))
+"""Kills, spread over all that the command does."""
 STRUCK = """
 import sys, time
 import onnxruntime, sdort.cli.warm, sdort.runtime.session, sdort.warmup.command
@@ -257,7 +259,7 @@ def test_kills_at_any_moment_never_spoil_the_cache(tiny: Tiny) -> None:
     said, _ = start(tiny.onnx, "--size", sizes(0)).communicate()
     seconds = float(said.split("seconds:")[1])
     added = []
-    for number, moment in enumerate(strikes := Strikes(seconds, 9, seed=3), 1):
+    for number, moment in enumerate(strikes := Strikes(seconds, ROUNDS, seed=3), 1):
         before = whole()
         process = start(tiny.onnx, "--size", sizes(number), moment=moment)
         process.communicate()
