@@ -43,7 +43,7 @@ class Case:
 
 
 DYNAMO = [
-    *(Case(family, "dy18", dynamic=False) for family in ("vae_decoder", "clip", "text2")),
+    *(Case(family, "dy18", dynamic=False) for family in ("vae_decoder", "clip", "openclip", "text2")),
     *(Case(family, "dy23") for family in ("vae_decoder", "vae_encoder", "clip", "openclip", "text2")),
     *(Case(family, "dy18") for family in ("sd1", "clip")),
     *(Case(family, "dy23", dynamic=False) for family in ("sd1", "clip")),
