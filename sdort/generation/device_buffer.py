@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from sdort.model.signature import Array
+from sdort.runtime.device_block import borrowed_value
 from sdort.runtime.session import Session
 
 
@@ -24,6 +25,17 @@ class Buffer:
     def write(self, values: Array) -> None:
         content = np.ascontiguousarray(values, self.dtype).reshape(self.shape)
         self._session.guard(lambda: self._value.update_inplace(content))
+
+    def write_from(self, first: int, values: Array) -> None:
+        """Write what stands from ``[first]`` on, and leave the rest."""
+        content = np.ascontiguousarray(values, self.dtype).reshape(-1, *self.shape[1:])
+        if content.shape[0] != self.shape[0] - first:
+            raise ValueError(f"{content.shape[0]} rows for {self.shape[0] - first}")
+        (device, number), provider = self._session.memory, self._session.provider
+        address = self.binding_arguments(first)[-1]
+        vendor = "" if device == "cpu" else provider.vendor
+        part = borrowed_value(address, vendor, number, content.shape, self.dtype)
+        self._session.guard(lambda: part.update_inplace(content))
 
     def fill(self, values: Array | float) -> None:
         """Write values that are repeated to the buffer's shape."""

@@ -161,13 +161,13 @@ class Loop:
         times = buffers.step_rows(recurrence.timesteps, conditions)
         given = noise if image is None else np.concatenate([image[None], noise])
         session = self._summing(mask is not None, batch.latent[0] if batch.extra else None)
-        accumulator = self._last
+        # Kept again at the end: of a run that ends early some outputs may not be finite, and zero times NaN is NaN.
+        accumulator, self._last = self._last, None
         if accumulator and accumulator.is_for(buffers, recurrence, guidance, mask, extra):
             accumulator.begin(times, given)
         else:
-            self._last = None  # its memory goes first
+            del accumulator  # its memory goes first
             accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
-            self._last = accumulator if accumulator.nbytes <= KEPT_ROW_BYTES else None
         seconds = []
         for step in range(recurrence.steps):
             started = time.perf_counter()
@@ -182,7 +182,9 @@ class Loop:
             if previews and previews.is_due(step):
                 previews.show(step, buffers.sample.read(), buffers.output.read())
         accumulator.prepare(recurrence.steps)
-        return accumulator.result(), seconds
+        latents = accumulator.result()
+        self._last = accumulator if accumulator.nbytes <= KEPT_ROW_BYTES else None
+        return latents, seconds
 
     def _at(self, batch: Batch, samples: Conditioning) -> BoundBuffers:
         shapes = tuple((name, values.shape[1:]) for name, values in samples.items())
@@ -224,19 +226,16 @@ class StepAccumulator:
         batch, steps = buffers.batch, recurrence.steps
         self.guidance = tuple(guidance)
         self.weights, self.own = _weights(recurrence, np.asarray(guidance))
-        self._rows = Buffer(session, self._first_rows(given))
+        # The UNet's outputs come first, each at its step, then what is given.
+        rows = np.zeros((self.weights.shape[2], batch.elements), np.float32)
+        rows[steps * batch.copies :] = given.reshape(len(given), -1)
+        self._rows = Buffer(session, rows)
         self._weights = Buffer(session, self.weights.astype(np.float32))
         self._own = Buffer(session, self.own.astype(np.float32))
         self._times = Buffer(session, times)
         self._total = Buffer(session, np.zeros((batch.copies, batch.elements), np.float32))
         self._fixed = self._fixed_inputs(mask, extra)
         self._bindings = [self._bind(step) for step in range(steps + 1)]
-
-    def _first_rows(self, given: Array) -> Array:
-        """The UNet's outputs come first, each at its step, then what is given."""
-        rows = np.zeros((self.weights.shape[2], self.buffers.batch.elements), np.float32)
-        rows[self.recurrence.steps * self.buffers.batch.copies :] = given.reshape(len(given), -1)
-        return rows
 
     @property
     def nbytes(self) -> int:
@@ -257,8 +256,9 @@ class StepAccumulator:
         return plain and same and self.guidance == tuple(guidance)
 
     def begin(self, times: Array, given: Array) -> None:
-        """Begin another run of the same steps, with nothing of the last one left."""
-        self._rows.write(self._first_rows(given))
+        """Begin another run of the same steps. The outputs of the last one, all finite, have zero weights until each is
+        written over."""
+        self._rows.write_from(self.recurrence.steps * self.buffers.batch.copies, given)
         self._times.write(times)
 
     def _fixed_inputs(self, mask: Array | None, extra: Array | None) -> dict[str, Buffer]:

@@ -94,9 +94,7 @@ class DeviceBlock:
 
     def value(self, offset: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """The array at ``offset``, as an ``OrtValue`` that does not own its memory: whoever uses it holds the block."""
-        capsule = _capsule(self.address + offset, (KINDS[self.vendor], self.device_id), shape, dtype)
-        python, native = _value_types()
-        return python(native.from_dlpack(capsule, False))
+        return borrowed_value(self.address + offset, self.vendor, self.device_id, shape, dtype)
 
     def _call(self, name: str, *arguments: Any) -> None:
         code = getattr(self._runtime, _PREFIXES[self.vendor] + name)(*arguments)
@@ -104,6 +102,16 @@ class DeviceBlock:
             raise MemoryShortageError(f"no memory left on the GPU for {size_text(self.nbytes)} of weights")
         if code:
             raise ProviderError(f"{_PREFIXES[self.vendor]}{name} failed with code {code}")
+
+
+def borrowed_value(address: int, vendor: str, device_id: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
+    """An array in memory that somebody else owns and keeps, as an ``OrtValue``.
+
+    Args:
+        vendor: of the GPU that has the memory; empty for the host's.
+    """
+    python, native = _value_types()
+    return python(native.from_dlpack(_capsule(address, (KINDS[vendor], device_id), shape, dtype), False))
 
 
 _PREFIXES = {"nvidia": "cuda", "amd": "hip"}

@@ -16,10 +16,11 @@ from onnx import parser
 from support import rocm_stub, tiny_pipeline
 from support.loop_models import UNET
 
-from sdort.errors import ParityError, UsageError
+from sdort.errors import CancelledError, ParityError, UsageError
+from sdort.generation import bound_unet, known_schedules
 from sdort.generation import device_loop as loop_module
-from sdort.generation import known_schedules
 from sdort.generation.bound_unet import Batch
+from sdort.generation.device_buffer import Buffer
 from sdort.generation.device_loop import Loop, open_sum
 from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.generation.known_schedules import KnownSchedule
@@ -431,6 +432,46 @@ def test_nan_is_found_at_its_step_and_does_not_stay(tmp_path: Path) -> None:
     assert np.isfinite(loop.denoise(**fixed(given), on_step=lambda _: None)[0]).all()
 
 
+@pytest.mark.parametrize("ends", ["at the end", "in a step"])
+def test_a_run_that_failed_leaves_nothing_to_the_next_one_of_its_kind(ends: str, tmp_path: Path) -> None:
+    """Which takes its memory again where it ended well."""
+    loop, given = Loop(unet(tmp_path)), draw(2, 1)
+    wanted = Loop(unet(tmp_path)).denoise(**fixed(given), on_step=lambda _: None)[0]
+    np.testing.assert_array_equal(loop.denoise(**fixed(given), on_step=lambda _: None)[0], wanted)
+
+    def stop(_: float) -> None:
+        if ends == "in a step":
+            raise CancelledError("stop")
+
+    bad = {**given, "noise": np.full_like(given["noise"], np.inf)}
+    with pytest.raises(ParityError if ends == "at the end" else CancelledError):
+        loop.denoise(**fixed(bad), on_step=stop)
+    np.testing.assert_array_equal(loop.denoise(**fixed(given), on_step=lambda _: None)[0], wanted)
+
+
+def test_a_later_run_writes_only_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not the room for all outputs; nor are the rows of the same timesteps made again."""
+    loop, given = Loop(unet(tmp_path)), draw(2, 1)
+    loop.denoise(**fixed(given), on_step=lambda _: None)
+    kept = loop._last
+    assert kept
+    sizes: list[int] = []
+    for name in ("write", "write_from"):
+        real = getattr(Buffer, name)
+
+        def counted(buffer: Buffer, *args: Any, real: Any = real) -> None:
+            sizes.extend([args[-1].nbytes] if buffer is kept._rows else [])
+            real(buffer, *args)
+
+        monkeypatch.setattr(Buffer, name, counted)
+    monkeypatch.setattr(bound_unet, "timed_rows", None)
+    other = {**given, "noise": given["noise"][:, ::-1] * np.float32(2)}
+    found = loop.denoise(**fixed(other), on_step=lambda _: None)[0]
+    assert sizes == [other["noise"].nbytes] < [kept.nbytes]
+    monkeypatch.undo()
+    np.testing.assert_array_equal(found, Loop(unet(tmp_path)).denoise(**fixed(other), on_step=lambda _: None)[0])
+
+
 @pytest.mark.parametrize("asked", [{}, {"use_tf32": "1"}, {"arena_extend_strategy": "kSameAsRequested"}])
 @pytest.mark.parametrize("provider", [CUDA, ROCM], ids=lambda each: each.name)
 def test_sums_are_exact_on_every_gpu(
@@ -470,6 +511,7 @@ def test_too_many_rows_do_not_fit(tmp_path: Path) -> None:
 SCRIPT = """
 import sys, pathlib, numpy
 from sdort.generation.bound_unet import Batch
+from sdort.generation.device_buffer import Buffer
 from sdort.generation.device_loop import Loop
 from sdort.runtime.opener import create_session
 from sdort.providers.rocm import PROVIDER as ROCM
