@@ -35,10 +35,11 @@ from sdort.pipelines.kept_models import (
 )
 from sdort.providers import load_target
 from sdort.staging import staged_directory
+from sdort.upscaling.byte_images import byte_ends, use_bytes
 from sdort.upscaling.network import COMPONENT
 from sdort.upscaling.upscaler_file import FACTS_KEY, UpscalerFacts, peak_bytes_per_pixel, read_facts, read_upscaler
 
-FORM = 1
+FORM = 2
 """Number of the form in which graphs of upscalers are written; another one makes them anew."""
 
 
@@ -128,15 +129,17 @@ def _fill(path: Path, provider: str, precision: str, folder: Path, made_of: dict
 def write_upscaler(
     model: Model, facts: UpscalerFacts, out: Path, provider: str, precision: str, sdort_ops: bool = False
 ) -> None:
-    """Write the optimized graph of an upscaler, with its facts in the metadata.
+    """Write an upscaler's optimized graph, from bytes to bytes (:func:`use_bytes`), with its facts in the metadata.
 
     Args:
-        model: the graph, which is changed.
+        model: the graph of floats, which is changed.
 
     Raises:
         HalfOverflowError: fp16 cannot hold one of its weights.
     """
-    optimize_model(model, OptimizeOptions(load_target(provider), fp16=precision == "fp16", sdort_ops=sdort_ops))
+    use_bytes(model)
+    half = precision == "fp16"
+    optimize_model(model, OptimizeOptions(load_target(provider), half, fp32_nodes=byte_ends, sdort_ops=sdort_ops))
     facts = replace(facts, bytes_per_pixel=peak_bytes_per_pixel(model, facts))
     model.metadata[FACTS_KEY] = facts.to_text()
     written = save_model(model, out)

@@ -1,21 +1,24 @@
-"""Images made larger tile by tile: memory is that of a tile and of a row of tiles, whatever the image's size.
+"""Images made larger tile by tile: beside the result, memory is that of a tile and of the overlaps of a row of tiles.
 
 Tiles overlap. In the overlap the outer quarter on either side, where a network sees the least around a pixel, counts
-for nothing, and between the two the result goes linearly from one tile to the next.
+for nothing, and between the two the result goes linearly from one tile to the next. There, and nowhere else, the bytes
+of tiles become floats: what is mixed of them is rounded once, so it is less than a level from the same mixture of the
+values before they became bytes.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise, product
 
 import numpy as np
 
 from sdort.model.signature import Array
 
 Run = Callable[[Array], Array]
-"""A network: float32 [images, channels, height, width] in [0, 1] -> the same, larger."""
+"""A network: uint8 [height, width, channels] -> the same, larger."""
 OnTile = Callable[[int, int], None]
 """Called before each tile with its number, from 1, and all there are."""
 
@@ -102,32 +105,78 @@ def enlarge(run: Run, pixels: Array, scale: int, tiling: Tiling, on_tile: OnTile
     """
     height, width, channels = pixels.shape
     result: Array = np.empty((height * scale, width * scale, channels), np.uint8)
-    tail = np.zeros((channels, 0, width * scale), np.float32)
-    numbers = iter(range(1, tiling.count + 1))
-    for top, following in zip(tiling.tops, [*tiling.tops[1:], None], strict=True):
-        band = _band(run, pixels, top, scale, tiling, lambda: on_tile(next(numbers), tiling.count))
-        _blend(band, tail, axis=1)
-        done = band.shape[1] if following is None else (following - top) * scale
-        rows = result[top * scale :][:done]
-        rows[:] = to_bytes(band[:, : rows.shape[0]]).transpose(1, 2, 0)
-        tail = band[:, done:]
+    rows = _pieces(tiling.tops, tiling.height, height, scale)
+    columns = _pieces(tiling.lefts, tiling.width, width, scale)
+    mixtures: dict[tuple[int, int], Array] = {}
+    for number, (row, column) in enumerate(product(range(len(tiling.tops)), range(len(tiling.lefts))), 1):
+        on_tile(number, tiling.count)
+        made = run(_tile(pixels, tiling.tops[row], tiling.lefts[column], tiling))
+        for down, right in product(rows[row], columns[column]):
+            _put(made[down.inside, right.inside], result[down.place, right.place], down, right, mixtures)
     return result
 
 
-def _band(run: Run, pixels: Array, top: int, scale: int, tiling: Tiling, before: Callable[[], None]) -> Array:
-    """A row of tiles: float32 [channels, tile's height * scale, width * scale]."""
-    _, width, channels = pixels.shape
-    band = np.empty((channels, tiling.height * scale, width * scale), np.float32)
+@dataclass(frozen=True)
+class _Piece:
+    """Pixels along one axis to which the same tiles give something, as one of these sees them.
+
+    Attributes:
+        place: in the result.
+        inside: in the tile.
+        share: the tile's share of each pixel, float32; None where it is all of it.
+        is_last: no later tile gives anything.
+    """
+
+    place: slice
+    inside: slice
+    share: Array | None
+    is_last: bool
+
+
+def _pieces(starts: Sequence[int], side: int, length: int, scale: int) -> list[list[_Piece]]:
+    """The pieces of each tile along one axis. All but ``scale`` are numbers of pixels of the small image."""
+    shares = _shares([start * scale for start in starts], side * scale, length * scale)
+    alone = np.where(shares.max(axis=0) == 1, shares.argmax(axis=0), -1)
+    edges = [0, *(np.flatnonzero(np.diff(alone)) + 1).tolist(), length * scale]
+    pieces: list[list[_Piece]] = [[] for _ in starts]
+    for first, end in pairwise(edges):
+        tiles = np.flatnonzero(shares[:, first:end].any(axis=1)).tolist()
+        for tile in tiles:
+            inside = slice(first - starts[tile] * scale, end - starts[tile] * scale)
+            share = shares[tile, first:end] if len(tiles) > 1 else None
+            pieces[tile].append(_Piece(slice(first, end), inside, share, tile == tiles[-1]))
+    return pieces
+
+
+def _shares(starts: Sequence[int], side: int, length: int) -> Array:
+    """The share of each tile of each pixel along one axis: float32 [tiles, length], 1 in all of a pixel."""
+    shares = np.zeros((len(starts), length), np.float32)
     filled = 0
-    for left in tiling.lefts:
-        before()
-        part = run(_tile(pixels, top, left, tiling))[0]
-        place = band[:, :, left * scale :][:, :, : part.shape[2]]
-        part = part[:, :, : place.shape[2]]
-        _blend(part, place[:, :, : max(filled - left * scale, 0)], axis=2)
-        place[:] = part
-        filled = left * scale + place.shape[2]
-    return band
+    for number, start in enumerate(starts):
+        end, overlap = min(start + side, length), max(filled - start, 0)
+        rising = np.ones(end - start, np.float32)
+        rising[:overlap] = np.clip((np.arange(overlap) + 0.5 - overlap / 4) / (overlap / 2), 0, 1)
+        shares[:number, start:end] *= 1 - rising
+        shares[number, start:end] = rising
+        filled = end
+    return shares
+
+
+def _put(values: Array, place: Array, down: _Piece, right: _Piece, mixtures: dict[tuple[int, int], Array]) -> None:
+    """Write a rectangle of a tile into the result: the bytes where no other tile has a share, else the sum of all
+    shares, once the last tile has given its own."""
+    if down.share is None and right.share is None:
+        place[:] = values
+        return
+    share = np.float32(1) if down.share is None else down.share[:, None, None]
+    share = share if right.share is None else share * right.share[:, None]
+    corner = down.place.start, right.place.start
+    mixture = values * share
+    mixture += mixtures.pop(corner, np.float32(0))
+    if down.is_last and right.is_last:
+        place[:] = np.rint(mixture)
+    else:
+        mixtures[corner] = mixture
 
 
 def _tile(pixels: Array, top: int, left: int, tiling: Tiling) -> Array:
@@ -138,20 +187,4 @@ def _tile(pixels: Array, top: int, left: int, tiling: Tiling) -> Array:
             margins = [(0, 0)] * 3
             margins[axis] = (0, side - part.shape[axis])
             part = np.pad(part, margins, mode="reflect" if part.shape[axis] > 1 else "edge")
-    return np.ascontiguousarray(part.transpose(2, 0, 1)[None], np.float32) / np.float32(255)
-
-
-def _blend(part: Array, before: Array, axis: int) -> None:
-    """Mix the beginning of ``part``, in place, with what is there of the tile before it."""
-    length = before.shape[axis]
-    if not length:
-        return
-    weights = np.clip((np.arange(length, dtype=np.float32) + 0.5 - length / 4) / (length / 2), 0, 1)
-    weights = weights.reshape([-1 if each == axis else 1 for each in range(3)])
-    shared = part[:, :length] if axis == 1 else part[:, :, :length]
-    shared += (before - shared) * (1 - weights)
-
-
-def to_bytes(values: Array) -> Array:
-    """Values in [0, 1], clamped, as uint8, to nearest."""
-    return (np.clip(values, 0, 1) * 255).round().astype(np.uint8)
+    return np.ascontiguousarray(part)

@@ -114,25 +114,26 @@ class Upscaler:
             else made[0].mean(axis=2, keepdims=True).round().astype(np.uint8)
         )
 
-    def _run(self, image: Array) -> Array:
+    def _run(self, pixels: Array) -> Array:
         """The network's result for one tile, in a wider precision where fp16 does not hold its values."""
-        result = self._once(image)
-        if not np.isfinite(result).all() and self._widen is not None:
+        made, finite = self._once(pixels)
+        if not finite and self._widen is not None:
             warn(f"{self.name} gives NaN in fp16, so it goes on in fp32")
             self._session, self.precision, self._widen = self._widen(), "fp32", None
-            result = self._once(image)
-        if not np.isfinite(result).all():
+            made, finite = self._once(pixels)
+        if not finite:
             raise ParityError(
                 f"{self.name} makes NaN or infinite pixels",
                 component=COMPONENT,
                 hint="Its file is damaged: use another one.",
             )
-        return result
+        return made
 
-    def _once(self, image: Array) -> Array:
-        (name,), (output,) = self._session.inputs, self._session.outputs
-        result = self._session.run({name: image})[output.name]
-        return np.asarray(result, np.float32)
+    def _once(self, pixels: Array) -> tuple[Array, bool]:
+        """The larger tile, and whether all values that became its bytes are finite."""
+        (name,), (larger, total) = self._session.inputs, self._session.outputs
+        results = self._session.run({name: pixels[None]})
+        return results[larger.name][0], bool(np.isfinite(results[total.name]).all())
 
 
 def open_upscaler(path: Path, options: RuntimeOptions, precision: str | None = None) -> Upscaler:

@@ -214,9 +214,12 @@ def peak_bytes_per_pixel(model: Model, facts: UpscalerFacts) -> int:
 
     A tensor lives from its node to its last reader. What a convolution needs beside, and what the runtime reuses in
     place, is not counted.
+
+    Args:
+        model: a graph that takes bytes.
     """
     height, width = facts.fixed or (_SIDE, _SIDE)
-    known = facts_at(model.graph, model.component, (1, facts.channels, height, width))
+    known = facts_at(model.graph, model.component, (1, height, width, facts.channels))
     last = {tensor.name: number for number, node in enumerate(model.graph.nodes) for tensor in node.inputs}
     ends: dict[int, int] = {}
     live = peak = 0

@@ -183,16 +183,19 @@ def test_the_command_tells_what_it_made(model: Path) -> None:
 
 
 class _Network:
-    """A session in which a test says what comes of a tile."""
+    """A session in which a test says what comes of a tile, as floats [images, height, width, channels]."""
 
     def __init__(self, run: Callable[[Array], Array]) -> None:
-        self.inputs, self.outputs = {"image": None}, [type("Spec", (), {"name": "result"})]
+        self.inputs = {"pixels": None}
+        self.outputs = [type("Spec", (), {"name": name}) for name in ("larger", "sum")]
         self.provider = type("Provider", (), {"name": "cpu", "vendor": "", "programs": ""})
         self.options = type("Options", (), {"device_id": 0})
         self._run = run
 
     def run(self, feeds: dict[str, Array]) -> dict[str, Array]:
-        return {"result": self._run(feeds["image"])}
+        values = self._run(feeds["pixels"] / np.float32(255))
+        larger = (np.clip(np.nan_to_num(values), 0, 1) * 255).round().astype(np.uint8)
+        return {"larger": larger, "sum": values.sum(axis=(1, 2, 3))}
 
 
 def stub(run: Callable[[Array], Array], wide: Callable[[Array], Array] | None = None) -> Any:
@@ -217,7 +220,7 @@ def test_it_goes_on_in_smaller_tiles(capsys: pytest.CaptureFixture[str]) -> None
     from sdort.errors import MemoryShortageError
 
     def small_memory(image: Array) -> Array:
-        if image.shape[2] * image.shape[3] > 200 * 200:
+        if image.shape[1] * image.shape[2] > 200 * 200:
             raise MemoryShortageError("no memory left")
         return image
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import onnx
 import pytest
-from support import rocm_stub
+from support import rocm_stub, upscalers
 from support.expected_fusions import check_fusions
 from support.exports import Case
 from support.full_exports import traced
@@ -28,6 +28,8 @@ from sdort.providers import load_target
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions, provider_options
 from sdort.runtime.placement import COPIES, parse_placement
+from sdort.upscaling.kept_upscaler import write_upscaler
+from sdort.upscaling.upscaler_file import read_upscaler
 
 SCRIPT = """
 import json, sys
@@ -126,3 +128,13 @@ def test_text_encoders_of_every_exporter(exported: Callable[[Case], Path], case:
     model = optimized(exported, case, "rocm", fp16=True)[0]
     save_model(model, tmp_path / "model.onnx")
     check_placement(placed_by_rocm(tmp_path / "model.onnx"))
+
+
+def test_an_upscaler_takes_and_gives_bytes_on_the_gpu(tmp_path: Path) -> None:
+    """No node of it is on the CPU, not even one of sizes."""
+    state = upscalers.rrdb_state(np.random.default_rng(0), blocks=1)
+    model, facts = read_upscaler(upscalers.write_state(tmp_path / "model.safetensors", state))
+    write_upscaler(model, facts, tmp_path / "model.onnx", "rocm", "fp16")
+    placed = placed_by_rocm(tmp_path / "model.onnx")
+    assert set(placed) == {"ROCMExecutionProvider"}
+    check_placement(placed)

@@ -15,20 +15,21 @@ SIZES = (1, 2, 31, 63, 64, 65, 100, 127, 128, 129, 200, 331)
 
 
 def nearest(scale: int) -> tiles.Run:
-    return lambda image: image.repeat(scale, 2).repeat(scale, 3)
+    return lambda image: image.repeat(scale, 0).repeat(scale, 1)
 
 
 def blurred(radius: int) -> tiles.Run:
     """A network whose pixels depend on those up to ``radius`` away, with zeros outside of its image."""
 
-    def run(image: Array) -> Array:
-        for axis in (2, 3):
-            margin = [(0, 0)] * 4
+    def run(pixels: Array) -> Array:
+        image = pixels.astype(np.float32)
+        for axis in (0, 1):
+            margin = [(0, 0)] * 3
             margin[axis] = (radius, radius)
             wide = np.pad(image, margin)
             length = image.shape[axis]
             image = np.mean([np.take(wide, range(k, k + length), axis) for k in range(2 * radius + 1)], axis=0)
-        return image
+        return image.round().astype(np.uint8)
 
     return run
 
@@ -56,6 +57,51 @@ def test_tiles_change_nothing_where_the_network_sees_no_further_than_their_margi
     tiling = make_tiling((200, 170), 64)
     assert tiling.count > 9
     assert np.abs(whole.astype(int) - enlarge(blurred(4), pixels, 1, tiling)).max() <= 1
+
+
+def mixed(parts: list[Array], starts: tuple[int, ...], side: int, length: int) -> Array:
+    """Tiles along the first axis in float64: each goes over into the next in the middle half of their overlap."""
+    total, filled = np.zeros((length, *parts[0].shape[1:])), 0
+    for part, start in zip(parts, starts, strict=True):
+        kept, overlap = part[: length - start], max(filled - start, 0)
+        share = np.ones(len(kept))
+        for place in range(overlap):
+            share[place] = min(max((place + 0.5 - overlap / 4) / (overlap / 2), 0), 1)
+        share = share[:, None, None]
+        here = total[start : start + side]
+        here[:] = here * (1 - share) + kept * share
+        filled = min(start + side, length)
+    return total
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_bytes_are_mixed_to_a_level_of_the_values_that_they_were(seed: int) -> None:
+    """Tiles that have nothing in common: half a level of their own rounding, half a level of the mixture's. Where one
+    tile has all of a pixel, that is its byte."""
+    rng = np.random.default_rng(seed)
+    size, scale, channels = rng.integers(1, 200, 2), int(rng.integers(1, 4)), int(rng.integers(1, 4))
+    fixed = tuple(rng.integers(16, 90, 2).tolist()) if seed % 3 == 0 else None
+    tiling = make_tiling(tuple(size.tolist()), 64, int(rng.choice([1, 2, 8])) if not fixed else 1, fixed, seed % 3 == 1)
+    values = rng.random((tiling.count, tiling.height * scale, tiling.width * scale, channels)) * 255
+    number = itertools.count()
+    pixels = np.zeros((*size, channels), np.uint8)
+    found = enlarge(lambda _: values[next(number)].round().astype(np.uint8), pixels, scale, tiling)
+    lefts, tops = ([start * scale for start in starts] for starts in (tiling.lefts, tiling.tops))
+
+    def exact(tiles: Array) -> Array:
+        bands = []
+        for row in tiles.reshape(len(tops), len(lefts), *tiles.shape[1:]):
+            band = mixed([part.swapaxes(0, 1) for part in row], tuple(lefts), tiling.width * scale, size[1] * scale)
+            bands.append(band.swapaxes(0, 1))
+        return mixed(bands, tuple(tops), tiling.height * scale, size[0] * scale)
+
+    assert np.abs(found - exact(values)).max() <= 1 + 1e-3
+    shares = [
+        exact(np.eye(tiling.count)[tile][:, None, None, None] * np.ones(values.shape)) for tile in range(tiling.count)
+    ]
+    alone = np.max(shares, axis=0) == 1
+    assert (found == exact(values.round()))[alone].all()
+    assert alone.any()
 
 
 def test_seams_are_small_where_it_sees_further() -> None:
