@@ -21,6 +21,8 @@ _SMALL = 2.0**-40
 """The factor of what is summed: no sum of as many finite values as fit into memory overflows. It is not 0, which a
 compiler may multiply by without reading the other factor."""
 _BYTES, _FLOATS = np.dtype(np.uint8), np.dtype(np.float32)
+_ENDS = frozenset({"Cast", "Clip", "Identity", "Mul", "ReduceSum", "Round", "Transpose"})
+"""Operators behind the network."""
 _LAST, _FIRST = [0, 2, 3, 1], [0, 3, 1, 2]
 
 
@@ -76,25 +78,24 @@ def _moved(shape: Sequence[Dim | None], order: Sequence[int]) -> list[Dim | None
 
 
 def byte_ends(editor: Editor) -> set[str]:
-    """Names of the nodes that :func:`use_bytes` added and that compute, wherever passes moved them: fp16 has no 255
-    levels below 1."""
+    """Names of the nodes that :func:`use_bytes` added, wherever passes moved them: they stay in fp32, as fp16 has no
+    255 levels below 1."""
     pixels, finite = editor.graph.outputs
-    chains = _behind(editor.graph.inputs[0], "Div"), _before(pixels, "Clip"), _before(finite, "Mul")
-    return {node.name for chain in chains for node in chain}
+    ends = *_behind(editor.graph.inputs[0]), *_before(pixels, "Clip"), *_before(finite, "Mul")
+    return {node.name for node in ends}
 
 
-def _behind(tensor: gs.Tensor, last: str) -> Iterator[gs.Node]:
-    while True:
-        (node,) = tensor.outputs
-        yield node
-        if node.op == last:
-            return
-        tensor = node.outputs[0]
+def _behind(tensor: gs.Tensor) -> Iterator[gs.Node]:
+    """The nodes from the bytes to the shares of 255."""
+    for node in tensor.outputs:
+        if node.op in ("Cast", "Transpose", "Div"):
+            yield node
+            yield from () if node.op == "Div" else _behind(node.outputs[0])
 
 
 def _before(tensor: gs.Tensor, first: str) -> Iterator[gs.Node]:
-    while (node := producer(tensor)) is not None:
+    """The nodes from ``first``, which reads the network's result, to an output."""
+    node = producer(tensor)
+    while node is not None and node.op in _ENDS:
         yield node
-        if node.op == first:
-            return
-        tensor = node.inputs[0]
+        node = producer(node.inputs[0]) if node.op != first else None

@@ -87,15 +87,23 @@ def test_the_runtimes_optimizations_keep_it(own_cache: Path) -> None:
 
 
 @pytest.mark.parametrize("provider", PROVIDER_NAMES)
-def test_only_the_network_rounds_to_fp16(provider: str) -> None:
+@pytest.mark.parametrize("kind", ["float", "float16"])
+@pytest.mark.parametrize("last", ["z = Conv (x, f)", "y = Conv (x, f)  z = Clip (y, zero, one)"])
+def test_only_the_network_rounds_to_fp16(last: str, kind: str, provider: str) -> None:
     """Not 255 times its result, nor 1/255: between 128 and 255 fp16 has 8 values a level, and a pixel of 30 would
-    change."""
+    change. The network, in fp32 or stored in fp16, may clamp its result itself."""
     factors = np.random.default_rng(0).uniform(0.5, 1.2, 3).astype(np.float16)
-    filters = np.diag(factors.astype(np.float32)).reshape(3, 3, 1, 1)
-    model = load("g (float[N, 3, H, W] x) => (float[N, 3, H, W] z) { z = Conv (x, f) }", {"f": filters})
+    dtype = np.dtype(np.float16 if kind == "float16" else np.float32)
+    weights = {"f": np.diag(factors).reshape(3, 3, 1, 1), "zero": np.array(0), "one": np.array(1)}
+    model = load(
+        f"g ({kind}[N, 3, H, W] x) => ({kind}[N, 3, H, W] z) {{ {last} }}",
+        {name: values.astype(dtype) for name, values in weights.items()},
+    )
     made_ready(model, provider, half=True)
     editor = Editor(model)
-    assert [editor.dtype(node.outputs[0]) for node in model.graph.nodes if node.op == "Div"] == [np.dtype(np.float32)]
+    dtypes = {(node.op, str(editor.dtype(node.outputs[0]))) for node in model.graph.nodes}
+    assert {dtype for op, dtype in dtypes if op == "Div"} == {"float32"}
+    assert {dtype for op, dtype in dtypes if "Conv" in op} == {"float16"}
     every_level = np.arange(256, dtype=np.uint8).reshape(1, 16, 16, 1).repeat(3, 3)
     network = (every_level / np.float32(255)).astype(np.float16) * factors
     expected = np.rint(np.minimum(network.astype(np.float32), 1) * np.float32(255))
