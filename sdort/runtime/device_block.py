@@ -6,15 +6,14 @@ import ctypes
 import re
 import weakref
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from sdort.errors import MemoryShortageError, ProviderError
 from sdort.machine.distributions import import_onnxruntime
+from sdort.machine.system import System
 from sdort.model.signature import Array
 from sdort.tables import size_text
 
@@ -127,10 +126,8 @@ def is_reachable(vendor: str) -> bool:
 
 def _find(vendor: str) -> str | None:
     """The library that is loaded: another copy would have another state. Where nothing tells, None."""
-    with suppress(OSError):
-        found = re.search(rf"/\S*{_LIBRARIES[vendor]}\S*", Path("/proc/self/maps").read_text())
-        return found[0] if found else None
-    return None
+    found = re.search(rf"/\S*{_LIBRARIES[vendor]}\S*", System().text("proc/self/maps") or "")
+    return found[0] if found else None
 
 
 @cache
