@@ -445,6 +445,8 @@ def test_the_command_writes_report_and_plots(tmp_path: Path, monkeypatch: pytest
     from sdort.benchmark import command
 
     monkeypatch.setattr(command, "measure_pipeline", lambda path, options: measurement())
+    (tmp_path / "unet").mkdir()
+    (tmp_path / "unet" / "model.onnx").touch()
     places = ["--report", str(tmp_path / "x.html"), "--plots", str(tmp_path / "plots"), "--provider", "cpu"]
     result = CliRunner().invoke(cli, ["bench", str(tmp_path), *places, "--format", "csv"])
     assert result.exit_code == 5, result.output  # a row failed, and all is delivered first

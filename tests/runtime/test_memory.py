@@ -46,16 +46,16 @@ def looked(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> C
 
 def test_the_meter_sees_what_a_block_allocates_and_what_stays(looked: Callable[[], None]) -> None:
     meter = Meter(CPU, 0)
-    with meter.peak() as first:
-        kept = np.ones(24 << 20, np.uint8)
-        passing = np.ones(48 << 20, np.uint8)
+    with meter.peak() as first:  # above 32 MiB glibc maps pages for each, and takes none that it has
+        kept = np.ones(40 << 20, np.uint8)
+        passing = np.ones(80 << 20, np.uint8)
         looked()
         del passing
     with meter.peak() as later:
         pass
     # The kernel counts pages in batches per thread, so a MiB may be missing.
-    assert 70 <= first.host / 2**20 < 90
-    assert 22 <= later.host / 2**20 < 42
+    assert 118 <= first.host / 2**20 < 138
+    assert 38 <= later.host / 2**20 < 58
     assert first.device is None
     del kept
     meter.forget()
