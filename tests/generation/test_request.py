@@ -292,7 +292,7 @@ def folder(
     specs = {"sample": TensorSpec("sample", np.dtype(np.float32), sample)} if inputs is None else inputs
     file = SimpleNamespace(signature=SimpleNamespace(inputs=specs))
     return SimpleNamespace(
-        file=lambda _: file, vae_factor=factor, default_size=default, family=family, path=Path("pipe"),
+        file=lambda _: file, vae_factor=factor, default_size=default, family=family, path=Path("pipe"), given="pipe",
         latent_channels=latents, sample_channels=sample[1], models=models,
     )  # fmt: skip
 

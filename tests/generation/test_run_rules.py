@@ -532,7 +532,8 @@ def test_jobs_take_the_files_in_turns_and_tell_what_is_written(
         shown.append(given)
         yield
 
-    def generate(each: Any, own: Sequence[Path], written: list[Path], bad: list[Any]) -> Any:
+    def generate(each: Any, plan: str, own: Sequence[Path], written: list[Path], bad: list[Any]) -> Any:
+        assert plan == f"plan of {each.previews}"
         done.append((each.images, own))
         if fails and len(done) == 2:
             raise KeyboardInterrupt
@@ -543,6 +544,7 @@ def test_jobs_take_the_files_in_turns_and_tell_what_is_written(
     monkeypatch.setattr(command, "joined", Joined)
     one: Any = SimpleNamespace(file=None, requests=[SimpleNamespace(safety=None)], grid=False)
     jobs: list[Any] = [SimpleNamespace(images=count, previews=f"p{count}", **vars(one)) for count in (2, 1)]
+    plans: list[Any] = ["plan of p2", "plan of p1"]
     paths = [Path(name) for name in "abc"]
     done: list[Any] = []
     monkeypatch.setattr(command, "say_unjudged", lambda folder, asked: None)
@@ -550,9 +552,9 @@ def test_jobs_take_the_files_in_turns_and_tell_what_is_written(
     pipeline: Any = SimpleNamespace(_models=models, _options="options", _generate=generate)
     if fails:
         with pytest.raises(KeyboardInterrupt):
-            command.Pipeline._run_jobs(pipeline, Unfinished(jobs, paths, []), paths)
+            command.Pipeline._run_jobs(pipeline, Unfinished(jobs, paths, []), paths, plans)
     else:
-        found: Any = command.Pipeline._run_jobs(pipeline, Unfinished(jobs, paths, [Path("z")]), paths)
+        found: Any = command.Pipeline._run_jobs(pipeline, Unfinished(jobs, paths, [Path("z")]), paths, plans)
         assert [each.each for each in found.results] == [2, 1]
         assert found.done_before == [Path("z")]
     assert done == [(2, paths[:2]), (1, paths[2:])]
@@ -562,7 +564,7 @@ def test_jobs_take_the_files_in_turns_and_tell_what_is_written(
     done.clear()
     shown.clear()
     fails = False
-    command.Pipeline._run_jobs(pipeline, Unfinished(jobs, [], []), None)
+    command.Pipeline._run_jobs(pipeline, Unfinished(jobs, [], []), None, plans)
     assert done == [(2, []), (1, [])]
     assert [each[2] for each in shown] == [None, None]
 
