@@ -131,7 +131,8 @@ def test_the_row_of_every_step(
     held: Any = SimpleNamespace(
         row=SimpleNamespace(array=lambda name: (shape, np.dtype(kind)) if name == "timestep" else None,
                             packed=lambda rows: rows, widened=lambda rows: {"widened": rows}),
-        changes=3, session=SimpleNamespace(preparation=None if beside is None else SimpleNamespace(beside=beside)),
+        changes=3, session=SimpleNamespace(preparation=None if beside is None else SimpleNamespace(beside=beside),
+                                           weights=SimpleNamespace(version=7)), _of_times=None,
         batch=Batch(1, 2, (4, 8, 8)), conditioning={"text": text}, prompts="prompts",
     )  # fmt: skip
     held.write_conditioning = lambda samples: text.write(samples["text"])
@@ -148,7 +149,13 @@ def test_the_row_of_every_step(
     if not beside:
         assert made[0][2] == {}
         assert text.written == []
+        assert BoundBuffers.step_rows(held, np.array([9.6, 5.5, 0.4]), conditions) is rows  # the same timesteps
+        held.session.weights.version = 8
+        assert BoundBuffers.step_rows(held, np.array([9.6, 5.5, 0.4]), conditions) is not rows
+        assert BoundBuffers.step_rows(held, np.array([9.6, 5.5, 1.4]), conditions)["timestep"][2].item(0) != times[2]
+        assert len(made) == 3
         return
+    assert held._of_times is None  # other prompts make other rows
     assert [values.tolist() for values in text.written] == [[[0, 0]] * 2, [[1, 1], [0, 0]]]
     assert sorted(made[0][2]) == ["a", "b"]
     assert made[0][2]["b"].tolist() == [[1, 0], [1, 0], [2, 0]]
