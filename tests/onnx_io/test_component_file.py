@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +24,7 @@ from sdort.errors import BadModelError
 from sdort.model.signature import TensorSpec
 from sdort.onnx_io import component_file
 from sdort.onnx_io.component_file import KEPT_FILES, SETTLED_NS, read_component
+from sdort.onnx_io.derived import Derived
 from sdort.onnx_io.wire import read_graph
 from sdort.passes.widen import all_nodes, widen_file
 
@@ -238,3 +241,19 @@ def test_nodes_inside_functions_compute_in_fp32_too(tmp_path: Path) -> None:
     x = np.random.default_rng(1).standard_normal((3, 32)).astype(np.float16)
     exact = x.astype(np.float32) @ WEIGHT.astype(np.float16).astype(np.float32)
     np.testing.assert_allclose(run(widened, tmp_path, x), exact, rtol=2**-10, atol=2**-10)
+
+
+def test_threads_that_ask_more_than_is_kept_get_their_answers() -> None:
+    derived, wrong = Derived(most=2), list[int]()
+
+    def ask(first: int) -> None:
+        for number in range(first, first + 3000):
+            wrong.extend({derived.get(number % 5, partial(int, number % 5))} - {number % 5})
+
+    threads = [threading.Thread(target=ask, args=(first,)) for first in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+    assert len(derived._known) == 2
