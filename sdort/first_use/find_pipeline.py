@@ -41,10 +41,15 @@ def pipeline_folder(model: str | Path, options: RuntimeOptions, check: Check | N
     """
     place = named_path(model)
     if not is_checkpoint(place):
-        _refuse_misspelt(str(place))
-        refuse_other(in_home(str(place)))
-        return Path(place)
+        return _as_it_is(place)
     return optimized_model(*_wanted(place, options), _whole(check))
+
+
+def _as_it_is(place: str | Path) -> Path:
+    """The path of what is no checkpoint and may hold ONNX models."""
+    _refuse_misspelt(str(place))
+    refuse_other(in_home(str(place)))
+    return Path(place)
 
 
 def _whole(check: Check | None) -> Check:
@@ -107,9 +112,7 @@ def plan_folder(model: str | Path, options: RuntimeOptions, check: Check | None 
     """
     place = named_path(model)
     if not is_checkpoint(place):
-        _refuse_misspelt(str(place))
-        refuse_other(in_home(str(place)))
-        return Path(place)
+        return _as_it_is(place)
     return plan_model(*_wanted(place, options), _whole(check))
 
 

@@ -61,8 +61,7 @@ def check_whole(unmade: Unmade) -> None:
     Raises:
         UsageError: all that it lacks, and how to add it.
     """
-    needed = (*(encoder.component for encoder in unmade.family.encoders), "unet", DECODER)
-    missing = [name for name in needed if name not in unmade.models]
+    missing = [name for name in unmade.family.needed if name not in unmade.models]
     if not missing:
         return
     options = " ".join(dict.fromkeys(_OPTIONS[name] for name in missing if name in _OPTIONS))

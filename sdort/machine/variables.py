@@ -8,14 +8,10 @@ from contextlib import contextmanager
 
 
 @contextmanager
-def variables(values: Mapping[str, str], *, keep: bool = False) -> Iterator[None]:
-    """Set variables for the block; then they are as before.
-
-    Args:
-        keep: leave those alone that are set already.
-    """
+def variables(values: Mapping[str, str]) -> Iterator[None]:
+    """Set variables for the block; then they are as before."""
     before = {name: os.environ.get(name) for name in values}
-    os.environ.update({name: value for name, value in values.items() if not keep or before[name] is None})
+    os.environ.update(values)
     try:
         yield
     finally:

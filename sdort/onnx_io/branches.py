@@ -222,6 +222,12 @@ def _inner(node: onnx.NodeProto) -> list[onnx.GraphProto]:
     return [graph for each in graphs for graph in each]
 
 
+def outer_names(node: onnx.NodeProto) -> list[str]:
+    """Names that the graphs in a node may read from around it."""
+    inner = [inside for graph in _inner(node) for inside in graph.node]
+    return [name for inside in inner for name in [*inside.input, *outer_names(inside)]]
+
+
 def _rename_captured(graph: onnx.GraphProto, names: dict[str, str]) -> None:
     own = {info.name for info in graph.input} | {tensor.name for tensor in graph.initializer}
     own |= {name for node in graph.node for name in node.output}

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.component_names import CLIP_SKIP
+from sdort.model.component_names import CLIP_SKIP, DECODER
 from sdort.model.signature import Array
 
 Conditioning = dict[str, Array]
@@ -110,6 +110,11 @@ class Family:
     """Red, green and blue of latents of zeros."""
     aesthetic: bool = False
     """The last of ``time_ids`` is an aesthetic score: a refiner, which works on an image or on what a base left."""
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The components that text to image runs, in their order."""
+        return (*(encoder.component for encoder in self.encoders), "unet", DECODER)
 
     @property
     def inputs(self) -> set[str]:

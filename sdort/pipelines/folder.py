@@ -78,7 +78,7 @@ class PipelineFolder:
     @property
     def needed(self) -> tuple[str, ...]:
         """The components that text to image runs, in their order."""
-        return (*(encoder.component for encoder in self.family.encoders), "unet", DECODER)
+        return self.family.needed
 
     @property
     def compared(self) -> list[str]:

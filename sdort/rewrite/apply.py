@@ -196,8 +196,7 @@ class _Application:
 
 def _places(fusion: Fusion, editor: Editor, support: Support | None) -> list[gs.Node]:
     """The fusion's anchors; a lowering's are only those that the target does not run."""
-    domain, _, op = fusion.anchor.rpartition(".")
-    nodes = [node for node in editor.graph.nodes if node.op == op and (node.domain or "") == domain]
+    nodes = [node for node in editor.graph.nodes if fusion.is_anchor(node)]
     if support is None or fusion.stage != "lower":
         return nodes
     return [node for node in nodes if support.unsupported(node, editor) is not None]

@@ -58,8 +58,14 @@ class Fusion:
 
     def is_anchor(self, node: gs.Node) -> bool:
         """Whether a node makes its place a candidate."""
-        domain, _, op = self.anchor.rpartition(".")
+        domain, op = self._anchor
         return bool(node.op == op and (node.domain or "") == domain)
+
+    @cached_property
+    def _anchor(self) -> tuple[str, str]:
+        """The anchor's domain and operator, which every node of a graph is compared with."""
+        domain, _, op = self.anchor.rpartition(".")
+        return domain, op
 
     @property
     def must_fuse(self) -> bool:

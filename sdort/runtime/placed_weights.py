@@ -8,17 +8,18 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import AttributeProto, TensorProto
+from onnx import TensorProto
 
 from sdort.model.domains import MICROSOFT
 from sdort.model.stored_values import StoredValues
+from sdort.onnx_io.branches import outer_names
 from sdort.onnx_io.external import ExternalData
 from sdort.runtime.device_block import ALIGNMENT, DeviceBlock
 
@@ -108,19 +109,8 @@ def _reads(model: onnx.ModelProto) -> Mapping[str, list[tuple[tuple[str, str], i
     for node in model.graph.node:
         for index, name in enumerate(node.input):
             read[name].append(((node.domain.replace("ai.onnx", ""), node.op_type), index))
-        for graph in _inner(node):
-            for inner in graph.node:
-                for name in inner.input:
-                    read[name].append((("", ""), 0))
+        for name in outer_names(node):
+            read[name].append((("", ""), 0))
     for value in (*model.graph.output, *model.graph.input):
         read[value.name].append((("", ""), 0))
     return read
-
-
-def _inner(node: onnx.NodeProto) -> Iterator[onnx.GraphProto]:
-    for attribute in node.attribute:
-        graphs = [attribute.g] if attribute.type == AttributeProto.GRAPH else attribute.graphs
-        for graph in graphs:
-            yield graph
-            for inner in graph.node:
-                yield from _inner(inner)

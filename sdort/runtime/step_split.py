@@ -17,6 +17,7 @@ import onnx
 from onnx import AttributeProto, TensorProto, helper
 
 from sdort.model.signature import TensorSpec
+from sdort.onnx_io.branches import outer_names
 from sdort.onnx_io.component_file import declared_inputs
 from sdort.runtime.rowwise import Rows, free_rows, same_rows
 from sdort.workload.residuals import is_residual
@@ -226,7 +227,7 @@ class _Parts:
             elif name in self._makers and name not in stops:
                 node = self._whole.graph.node[self._makers[name]]
                 indices.add(self._makers[name])
-                stack.extend([*node.input, *_outer_names(node)])
+                stack.extend([*node.input, *outer_names(node)])
         order = [name for node in self._whole.graph.node for name in node.output if name in cut]
         inputs = [name for name in self._inputs if name in seen]
         return _Needed([self._whole.graph.node[index] for index in sorted(indices)], inputs, order)
@@ -269,7 +270,7 @@ class _Parts:
 
     def _with_constants(self, graph: onnx.GraphProto) -> onnx.ModelProto:
         """A model on a graph, with those of the whole one's initializers that it reads."""
-        names = {name for node in graph.node for name in [*node.input, *_outer_names(node)]}
+        names = {name for node in graph.node for name in [*node.input, *outer_names(node)]}
         whole = self._whole.graph
         graph.initializer.extend(tensor for tensor in whole.initializer if tensor.name in names)
         replaceable = {tensor.name for tensor in graph.initializer}
@@ -344,10 +345,3 @@ def _shape(info: onnx.ValueInfoProto) -> tuple[int | str | None, ...]:
 
 def _has_graph(node: onnx.NodeProto) -> bool:
     return any(attribute.type in (AttributeProto.GRAPH, AttributeProto.GRAPHS) for attribute in node.attribute)
-
-
-def _outer_names(node: onnx.NodeProto) -> list[str]:
-    """Names that the graphs in a node may read from around it."""
-    graphs = [attribute.g for attribute in node.attribute if attribute.type == AttributeProto.GRAPH]
-    inner = [inside for graph in graphs for inside in graph.node]
-    return [name for inside in inner for name in [*inside.input, *_outer_names(inside)]]

@@ -10,10 +10,11 @@ import onnx
 import pytest
 from onnx import TensorProto, helper, parser
 
+from sdort.onnx_io.branches import outer_names
 from sdort.runtime import prepared_tensors as prepared
 from sdort.runtime import session, step_split
 from sdort.runtime.prepared_tensors import PreparedTensor, prepared_tensors
-from sdort.runtime.step_split import _Dependences, _inputs, _keep_needed, _outer_names, _type_of
+from sdort.runtime.step_split import _Dependences, _inputs, _keep_needed, _type_of
 from sdort.workload.samples import Sample
 
 FLOAT, HALF, BOOL, INT = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.INT64
@@ -66,8 +67,8 @@ def inner(*nodes: onnx.NodeProto) -> onnx.GraphProto:
 def test_names_from_around_are_found_at_every_depth() -> None:
     deep = node("If", "c", then_branch=inner(node("Add", "d", "e")), else_branch=inner(node("Neg", "f")))
     made = node("If", "a", then_branch=inner(node("Neg", "b"), deep), else_branch=inner(node("Neg", "g")))
-    assert set(_outer_names(made)) == {*"bcdefg"}
-    assert _outer_names(node("Add", "a", "b", axis=1)) == []
+    assert set(outer_names(made)) == {*"bcdefg"}
+    assert outer_names(node("Add", "a", "b", axis=1)) == []
 
 
 def test_what_nothing_reads_is_left_out_of_a_chain() -> None:
