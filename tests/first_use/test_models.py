@@ -197,6 +197,16 @@ def test_the_least_recently_used_go_where_the_room_is_full(
     assert said.index("removed from the cache: b (cpu, fp32") < said.index("removed from the cache: c (cpu, fp32")
 
 
+def test_kept_models_are_those_whose_records_are_whole_the_last_used_first(tmp_path: Path) -> None:
+    for number, used in enumerate((30, 10, 40, 20)):
+        folder = models_folder() / f"model-{number:032x}"
+        folder.mkdir(parents=True)
+        kept_models.write_kept(folder, str(number), "somebody/a", {})
+        os.utime(folder / USED, (used, used))
+    (models_folder() / f"model-{1:032x}" / MADE_OF).write_text("{}")
+    assert [kept.name for kept in kept_models.kept_models()] == ["2", "0", "3"]
+
+
 def test_a_model_in_use_is_not_cleaned(tmp_path: Path) -> None:
     file = tmp_path / "one.safetensors"
     file.write_bytes(b"one")

@@ -7,6 +7,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -203,6 +204,11 @@ def test_a_strangers_schedule_is_computed_anew(
     monkeypatch.setattr(known_schedules, "find_recurrence", compute)
     assert values(known.recurrence(WHOLE)) == first
     assert computed == [WHOLE]
+
+
+def test_every_part_of_a_schedule_has_a_key_of_its_own(known: KnownSchedule) -> None:
+    parts = [Part(*fields) for fields in product((0, 4), (None, 4, 5), Begin, (False, True))]
+    assert len({json.dumps(known._key(part)) for part in parts}) == len(parts)
 
 
 PARTS = {

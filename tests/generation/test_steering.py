@@ -18,7 +18,7 @@ from sdort.generation.control_plan import ControlModel, find_control, plan_contr
 from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import IpAdapterImage
 from sdort.generation.ip_adapter_tokens import IpAdapterTokens, check_ip_adapter_images
-from sdort.generation.running_controls import ActiveControl, Controls, RunningControls, record_control
+from sdort.generation.running_controls import ActiveControl, Controls, RunningControls, _BoundNet, record_control
 from sdort.model.component_names import CONTROLNET, IMAGE_ENCODER, T2I_ADAPTER
 from sdort.model.signature import TensorSpec
 from sdort.providers import CPU
@@ -128,6 +128,28 @@ def test_features_go_to_their_buffers_and_the_rest_is_zero() -> None:
     assert filled == {}
     controls.prepare(2, 4, buffers)
     assert [float(np.max(filled[name])) for name in names] == [0.0] * 3
+
+
+@pytest.mark.parametrize("share", [(0.0, 1.0), (0.25, 1.0), (0.5, 0.75), (0.0, 0.5), (0.3, 0.4)])
+def test_a_bound_net_is_zero_wherever_it_does_not_steer_in_every_run(share: tuple[float, float]) -> None:
+    """Of the runs before nothing is left, however these ended; residuals are said to be others where they are."""
+
+    class Held:
+        value = 7.0  # of whoever had the memory before
+
+        def fill(self, value: float) -> None:
+            self.value = value
+
+    target = Held()
+    session = SimpleNamespace(run_bound=lambda *_: target.fill(5.0))
+    bound: Any = SimpleNamespace(net=active(start=share[0], end=share[1], session=session), targets=[target],
+                                 _bindings=[0], _graphs=[1], _copies=None, _make=lambda: None)  # fmt: skip
+    for steps in (4, 10, 1, 4):
+        for step in range(steps):
+            before = target.value
+            changed = _BoundNet.prepare(bound, step, steps)
+            assert target.value == (5.0 if bound.net.is_active(step, steps) else 0.0)
+            assert changed or target.value == before == 0.0
 
 
 class Net:

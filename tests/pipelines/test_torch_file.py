@@ -132,7 +132,8 @@ def tampered(path: Path, **numbers: Any) -> Path:
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: Any) -> Any:
-            return ("storage", torch.FloatStorage, "0", "cpu", values["count"]) if value is stored else None
+            whole = ("storage", torch.FloatStorage, "0", "cpu", values["count"])
+            return (*whole, *([values["view"]] if "view" in values else [])) if value is stored else None
 
     class Tensor:
         def __reduce__(self) -> Any:
@@ -157,6 +158,15 @@ def test_a_tensor_lies_inside_of_its_values(tmp_path: Path) -> None:
     for claim in claims:
         with pytest.raises(BadModelError):
             read_torch_file(tampered(tmp_path / "m.pth", **claim))
+
+
+@pytest.mark.parametrize(("first", "offset"), [(0, 0), (0, 2), (1, 0), (2, 1)])
+def test_a_view_of_a_storage_begins_at_its_first_element(first: int, offset: int, tmp_path: Path) -> None:
+    """As torch wrote storages that share memory before 1.6: a part of another one, by its first element."""
+    view = ("0", first, 6 - first)
+    found = read_torch_file(tampered(tmp_path / "m.pth", view=view, offset=offset, shape=(2,), strides=(1,)))
+    assert found["w"].load().tolist() == [first + offset, first + offset + 1]
+    assert read_torch_file(tampered(tmp_path / "m.pth", view=None))["w"].load().shape == (2, 3)
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path) -> None:

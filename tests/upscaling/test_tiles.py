@@ -59,6 +59,31 @@ def test_tiles_change_nothing_where_the_network_sees_no_further_than_their_margi
     assert np.abs(whole.astype(int) - enlarge(blurred(4), pixels, 1, tiling)).max() <= 1
 
 
+@pytest.mark.parametrize("size", [(70, 300), (300, 33), (20, 50), (1, 5)])
+def test_what_an_image_lacks_to_its_tiles_is_its_mirror(size: tuple[int, int]) -> None:
+    """As sure as the image itself is: a network that reads it sees no edge. One row or column alone is repeated."""
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 2), np.uint8)
+    tiling = make_tiling(size, 64, whole=True)
+    seen: list[Array] = []
+
+    def keep(tile: Array) -> Array:
+        seen.append(tile)
+        return tile
+
+    def inside(places: Array, length: int) -> Array:
+        turned = places % max(2 * length - 2, 1)
+        return np.asarray(np.minimum(turned, 2 * length - 2 - turned))
+
+    enlarge(keep, pixels, 1, tiling)
+
+    starts = itertools.product(tiling.tops, tiling.lefts)
+    for tile, (top, left) in zip(seen, starts, strict=True):
+        rows, columns = (
+            start + inside(np.arange(64), length - start) for start, length in zip((top, left), size, strict=True)
+        )
+        assert (tile == pixels[rows][:, columns]).all()
+
+
 def mixed(parts: list[Array], starts: tuple[int, ...], side: int, length: int) -> Array:
     """Tiles along the first axis in float64: each goes over into the next in the middle half of their overlap."""
     total, filled = np.zeros((length, *parts[0].shape[1:])), 0
