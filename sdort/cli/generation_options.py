@@ -13,6 +13,8 @@ from sdort.cli.options import complete_files, complete_schedulers
 from sdort.errors.number_ranges import (
     AESTHETIC_SCORE,
     CLIP_SKIP,
+    DEEP_CACHE,
+    DEEP_CACHE_DEPTH,
     ETA,
     GUIDANCE,
     HEIGHT,
@@ -145,6 +147,21 @@ _SAMPLING: tuple[Option, ...] = (
         type=Real(ETA),
         show_default="0 with ddim, 0.3 with tcd",
         help="Share of new noise in each step of ddim or tcd.",
+    ),
+    click.option(
+        "--deep-cache",
+        type=Whole(DEEP_CACHE),
+        metavar="N",
+        show_default="every step computes all",
+        help="Compute the deep part of the UNet in every Nth step only (DeepCache). 3 about halves the time of the "
+        "steps. The image changes a little.",
+    ),
+    click.option(
+        "--deep-cache-depth",
+        type=Whole(DEEP_CACHE_DEPTH),
+        show_default="2",
+        help="Number of the UNet's skip connections that every step computes. More are slower, and closer to the "
+        "image without --deep-cache.",
     ),
 )
 

@@ -155,6 +155,8 @@ GUIDANCE = Range(
     "guidance_scale", 0.0, 1000.0, "the UNet's output is multiplied by it, usual are 1 (no guidance) to 20"
 )
 _LARGEST = "larger images are made by upscaling smaller ones"
+DEEP_CACHE = Range("deep_cache", 1, STEPS.high, "it is after how many steps the whole UNet runs again")
+DEEP_CACHE_DEPTH = Range("deep_cache_depth", 1, 100, "it is a number of a UNet's skip connections, which has 9 to 12")
 ETA = Range("eta", 0.0, 1.0, "it is the share of a step's noise that is new")
 PREVIEW_EVERY = Range("preview_every", 1, 1000, "there are no more steps")
 REFINER_START = Range("refiner_start", 0.0, 1.0, "it is the share of the schedule that the base takes")

@@ -23,7 +23,7 @@ from sdort.generation.prepared_inputs import (
 from sdort.generation.step_conditions import StepConditions
 from sdort.model.signature import Array, static_size, timestep_shape
 from sdort.pipelines.families import Conditioning
-from sdort.runtime.session import Session
+from sdort.runtime.session import UNRECORDED, Session
 from sdort.runtime.step_split import SAMPLE, TIMESTEP
 from sdort.workload.residuals import zero_residuals
 
@@ -102,7 +102,9 @@ class BoundBuffers:
         """The last timesteps and weights, and the rows that follow from these alone."""
         self.prompts = bind_prompts(session, self.slices, self._arguments)
         self.graphs = [number + index for index in range(len(self.slices))]
-        self._bindings = [self._bind(number, part) for number, part in enumerate(self.slices)]
+        self._bindings = [self._bind(session, number) for number in range(len(self.slices))]
+        self._shallow: list[Any] = []
+        """Of the UNet without its deep part, from the first run on."""
 
     def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
         """Where an input is for some of the samples."""
@@ -111,13 +113,16 @@ class BoundBuffers:
         buffer = {SAMPLE: self.sample, **self.conditioning, **self.residuals}[name]
         return buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:]))
 
-    def _bind(self, number: int, part: slice) -> Any:
-        binding = self.session.io_binding()
-        for name in step_inputs(self.session):
+    def _bind(self, session: Session, number: int, kept: Mapping[str, Any] | None = None) -> Any:
+        """A part of the batch, bound to the UNet or to its outer part, which takes ``kept`` too, as ``OrtValue``."""
+        binding, part = session.io_binding(), self.slices[number]
+        for name, value in (kept or {}).items():
+            binding.bind_ortvalue_input(name, value)
+        for name in [name for name in step_inputs(session) if name not in (kept or {})]:
             binding.bind_input(name, *self._arguments(name, part))
-        bind_prepared(binding, self.session, self.row, part, self.prompts[number : number + 1])
+        bind_prepared(binding, session, self.row, part, self.prompts[number : number + 1])
         rest = (part.stop - part.start, *self.output.shape[1:])
-        binding.bind_output(self.session.outputs[0].name, *self.output.binding_arguments(part.start, rest))
+        binding.bind_output(session.outputs[0].name, *self.output.binding_arguments(part.start, rest))
         return binding
 
     def write_conditioning(self, samples: Conditioning) -> None:
@@ -161,10 +166,29 @@ class BoundBuffers:
         for buffer in self.residuals.values():
             buffer.fill(0.0)
 
-    def run(self) -> None:
-        """One run of the UNet from the buffers into the buffers."""
-        for binding, graph in zip(self._bindings, self.graphs, strict=True):
-            self.session.run_bound(binding, graph)
+    def run(self, whole: bool = True) -> None:
+        """One run of the UNet from the buffers into the buffers.
+
+        Args:
+            whole: with its deep part, and not with what the last whole run gave of that.
+        """
+        session, bindings = self.session, self._bindings
+        if session.shallow and not whole:
+            session, bindings = session.shallow, self._shallow
+        elif session.shallow and not self._shallow:
+            self._shallow = [self._first_run(session, session.shallow, number) for number in range(len(bindings))]
+            return
+        for binding, graph in zip(bindings, self.graphs, strict=True):
+            session.run_bound(binding, graph)
+
+    def _first_run(self, session: Session, shallow: Session, number: int) -> Any:
+        """A run that says how large the deep part's output is, which stays at its address; the outer part, bound."""
+        binding, name = self._bindings[number], session.kept
+        binding.bind_output(name, *session.memory)
+        session.run_bound(binding, UNRECORDED)
+        kept = binding.get_outputs()[1]
+        binding.bind_ortvalue_output(name, kept)
+        return self._bind(shallow, number, {name: kept})
 
 
 def repeated(conditions: Sequence[Conditioning], images: int) -> Conditioning:

@@ -23,6 +23,7 @@ import numpy as np
 
 from sdort.errors import ParityError
 from sdort.generation.bound_unet import Batch, BoundBuffers, InputShapes, repeated
+from sdort.generation.deep_cache import whole_calls
 from sdort.generation.device_buffer import Buffer
 from sdort.generation.prepared_inputs import prepared_rows
 from sdort.generation.preview import BatchPreviews
@@ -133,6 +134,7 @@ class Loop:
         extra: Array | None = None,
         previews: BatchPreviews | None = None,
         controls: Controls | None = None,
+        every: int = 1,
     ) -> tuple[Array, list[float]]:
         """Take every step.
 
@@ -145,6 +147,7 @@ class Loop:
             extra: [images, batch.extra, height, width], what the UNet takes beside the latents.
             controls: what fills the UNet's residual inputs; zeros are in them without any.
             previews: shown every few steps, for which the UNet's input and output are read back.
+            every: after how many calls the whole UNet runs again, as :func:`whole_calls` takes it.
 
         Returns:
             The latents [images, channels, height, width] in fp32, and the seconds of every step.
@@ -169,14 +172,14 @@ class Loop:
             del accumulator  # its memory goes first
             accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
         seconds = []
-        for step in range(recurrence.steps):
+        for step, whole in enumerate(whole_calls(every, recurrence.steps, conditions)):
             started = time.perf_counter()
             accumulator.prepare(step)
             if conditions.changes(step):
                 buffers.write_conditioning(repeated(conditions.at(step), batch.images))
             if controls:
                 controls.prepare(step, recurrence.steps, buffers)
-            buffers.run()
+            buffers.run(whole)
             seconds.append(time.perf_counter() - started)
             on_step(batch.images)
             if previews and previews.is_due(step):

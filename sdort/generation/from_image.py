@@ -39,6 +39,8 @@ REPLAYED = {
     "scheduler": "scheduler_name",
     "timestep_spacing": "timestep_spacing",
     "eta": "eta",
+    "deep_cache": "deep_cache",
+    "deep_cache_depth": "deep_cache_depth",
     "vae_tiling": "vae_tiling",
     "vae_slicing": "vae_slicing",
     "strength": "strength",

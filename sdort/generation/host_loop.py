@@ -16,6 +16,7 @@ import numpy as np
 from sdort.errors import ParityError
 from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import batch_slices, repeated
+from sdort.generation.deep_cache import whole_calls
 from sdort.generation.preview import BatchPreviews
 from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
@@ -52,6 +53,7 @@ def denoise(
     on_step: Callable[[float], None],
     previews: BatchPreviews | None = None,
     controls: Controls | None = None,
+    every: int = 1,
 ) -> tuple[Array, list[float]]:
     """Take every step.
 
@@ -61,6 +63,7 @@ def denoise(
         guidance: the weight of each copy's output; they sum up to one.
         previews: shown every few steps.
         controls: what fills the UNet's residual inputs; zeros are in them without any.
+        every: after how many calls the whole UNet runs again, as :func:`whole_calls` takes it.
 
     Returns:
         The denoised latents and the seconds of every step.
@@ -74,6 +77,7 @@ def denoise(
     with steps_of(name):
         latents = steps.begin(noise, image)
     seconds = []
+    calls, kept = whole_calls(every, len(steps.timesteps), conditions), dict[int, Array]()
     for number, timestep in enumerate(steps.timesteps):
         started = time.perf_counter()
         if conditions.changes(number):
@@ -86,7 +90,9 @@ def denoise(
         if controls:
             shared = {"sample": np.concatenate([sample] * len(guidance)), "timestep": timestep, **conditioning}
             residuals |= controls.residuals(number, len(steps.timesteps), unet, shared, len(guidance))
-        predicted = _predict(unet, fed, timestep, {**conditioning, **residuals})
+        if calls[number]:
+            kept.clear()
+        predicted = _predict(unet, fed, timestep, {**conditioning, **residuals}, kept)
         if not np.isfinite(predicted).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {number + 1} of {len(steps.timesteps)}",
@@ -114,16 +120,29 @@ def _guided(predicted: Array, guidance: Sequence[float]) -> Array:
     return output
 
 
-def _predict(unet: Session, sample: Array, timestep: Array, conditioning: Conditioning) -> Array:
-    """The predicted noise, fp32, for ``sample`` [prompts * images, channels, height, width]."""
+def _predict(
+    unet: Session, sample: Array, timestep: Array, conditioning: Conditioning, kept: dict[int, Array] | None = None
+) -> Array:
+    """The predicted noise, fp32, for ``sample`` [prompts * images, channels, height, width].
+
+    Args:
+        kept: what an earlier call gave of the UNet's deep part, by the number of the part of the batch; where there is
+            nothing, the deep part runs and its output is put here.
+    """
     rounded = np.round(timestep) if unet.inputs["timestep"].dtype.kind == "i" else timestep
     parts = []
-    for part in batch_slices(unet, "sample", len(sample)):
+    for number, part in enumerate(batch_slices(unet, "sample", len(sample))):
         samples = sample[part]
         feeds = {
             "sample": samples,
             "timestep": np.broadcast_to(rounded, timestep_shape(unet.inputs, len(samples))),
             **{name: values[part] for name, values in conditioning.items()},
         }
-        parts.append(unet.run(feeds)[unet.outputs[0].name])
+        if unet.shallow and kept and number in kept:
+            outputs = unet.shallow.run({**feeds, unet.kept: kept[number]})
+        else:
+            outputs = unet.run(feeds)
+        if unet.shallow and kept is not None and unet.kept in outputs:
+            kept[number] = outputs[unet.kept]
+        parts.append(outputs[unet.outputs[0].name])
     return np.concatenate(parts).astype(np.float32)

@@ -101,6 +101,8 @@ def parameters_text(record: GenerationRecord, seed: int) -> str:
         "Model": record.model,
         "Clip skip": None if record.clip_skip == 1 else record.clip_skip,
         "Eta": record.eta,
+        "Deep cache": record.deep_cache,
+        "Deep cache depth": record.deep_cache_depth,
         "Prompt weighting": None if record.prompt_weighting == WEIGHTINGS[0] else record.prompt_weighting,
         "Lora hashes": ", ".join(f"{Path(one.name).stem}: {one.tensors_sha256[:12]}" for one in record.lora) or None,
         "Template": dict(record.templates).get("prompt"),

@@ -20,6 +20,8 @@ from typing import Any
 from sdort.errors import SdortError
 from sdort.errors.number_ranges import (
     CLIP_SKIP,
+    DEEP_CACHE,
+    DEEP_CACHE_DEPTH,
     ETA,
     GUIDANCE,
     HEIGHT,
@@ -66,6 +68,8 @@ _NUMBERS: dict[str, Range[int] | Range[float]] = {
     "Hires upscale": HIRES,
     "Hires steps": HIRES_STEPS,
     "Refiner switch at": REFINER_START,
+    "Deep cache": DEEP_CACHE,
+    "Deep cache depth": DEEP_CACHE_DEPTH,
 }
 """A1111's name -> the option's range."""
 _OTHERS = (

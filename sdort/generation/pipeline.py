@@ -164,7 +164,7 @@ class TextToImage:
         request = requests[0]
         plan = plan or plan_request(self.folder, request)
         stages = plan.stages
-        self._use_unet(steered=bool(request.control or request.ip_adapter_image))
+        self._use_unet(steered=bool(request.control or request.ip_adapter_image), cut=request.deep_cut)
         size = stages[0].size
         canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
         remark_on_size(request, size)
@@ -233,7 +233,8 @@ class TextToImage:
         if alone:
             batches = list(batches)
             self._close_unet()
-        refiner = self.refiner = self.refiner or self._opened_refiner(folder)
+        refiner = self.refiner = self.refiner or self._opened_refiner(folder, request.deep_cut)
+        refiner._use_unet(steered=False, cut=request.deep_cut)
         refiner.timings, refiner.previewer = self.timings, self.previewer
         started = time.perf_counter()
         [conditions] = refiner._conditions(requests, [stage])
@@ -247,10 +248,10 @@ class TextToImage:
         if alone:
             self.refiner = None
 
-    def _opened_refiner(self, folder: PipelineFolder) -> TextToImage:
+    def _opened_refiner(self, folder: PipelineFolder, cut: int) -> TextToImage:
         """A refiner without a decoder of its own: the base's is the same."""
         names = [name for name in folder.needed if name != DECODER]
-        sessions = {name: self._open(folder, name) for name in names} | {DECODER: self.sessions[DECODER]}
+        sessions = {name: self._open(folder, name, cut=cut) for name in names} | {DECODER: self.sessions[DECODER]}
         refiner = assemble(folder, sessions, self.provider, None)
         refiner.schedule = self.folder
         refiner.guard = self.guard and Guard(sessions)
@@ -261,16 +262,19 @@ class TextToImage:
         del self.sessions["unet"], self.loop
         self._set_aside = None
 
-    def _use_unet(self, *, steered: bool) -> None:
-        """Have the UNet with its inputs for control images, or the one whose graph has nothing of them.
+    def _use_unet(self, *, steered: bool, cut: int) -> None:
+        """Have the UNet with its inputs for control images, or the one whose graph has nothing of them; and cut, unless
+        ``cut`` is 0: a cut one does for requests that want it whole.
 
         Where memory has room for both the other one stays open for the next request of its kind; where it has not, the
         UNet with these inputs goes on for requests that nothing steers, and zeros are in them.
         """
         controlled = steered and bool(steering_inputs(self.folder.file("unet").signature.inputs))
         if "unet" not in self.sessions:
-            self.sessions["unet"] = self._open(self.folder, "unet", controlled)
+            self.sessions["unet"] = self._open(self.folder, "unet", controlled, cut)
             self.loop = Loop(self.sessions["unet"])
+        if cut not in (0, self.sessions["unet"].options.deep_cut):
+            self._cut_unet(cut)
         options = self.sessions["unet"].options
         if options.control_inputs == controlled:
             return
@@ -283,6 +287,15 @@ class TextToImage:
         else:
             return
         self.sessions["unet"], self.loop = loop.unet, loop
+
+    def _cut_unet(self, cut: int) -> None:
+        """Have the UNet that is open cut, in its place."""
+        detail(f"unet is loaded again, in two graphs, of which the outer one has {cut} of its skip connections")
+        place, options = self.sessions["unet"].place, replace(self.sessions["unet"].options, deep_cut=cut)
+        del self.sessions["unet"], self.loop
+        self._set_aside = None
+        self.sessions["unet"] = self._opened_again(place, options)
+        self.loop = Loop(self.sessions["unet"])
 
     def _with_control_inputs(self, options: RuntimeOptions, widened: str | None) -> Session:
         """The UNet with inputs for control images, beside the one that is open or in its place."""
@@ -331,13 +344,13 @@ class TextToImage:
             self.sessions[component] = self._open(self.folder, component)
         return self.sessions[component]
 
-    def _open(self, folder: PipelineFolder, component: str, controlled: bool = False) -> Session:
+    def _open(self, folder: PipelineFolder, component: str, controlled: bool = False, cut: int = 0) -> Session:
         """A component that only some requests need, opened as the others are."""
         path = folder.models[component]
         with checked(folder.path, self.options.check) as content:
             content.reads([path])
             graph = self.options.graph and component == "unet"
-            options = replace(self.options, graph=graph, control_inputs=controlled)
+            options = replace(self.options, graph=graph, control_inputs=controlled, deep_cut=cut)
             session, refused = open_or_fall_back(path, component, self.provider, options)
         self.fallback = "; ".join(filter(None, [self.fallback, refused])) or None
         return session
@@ -604,13 +617,13 @@ class TextToImage:
             detail("the steps go through the host")
             unet, steps = self.sessions["unet"], self._steps(request, stage)
             latents, seconds = denoise(
-                unet, steps, conditions, given, source.draw, guidance, on_step, previews, controls
+                unet, steps, conditions, given, source.draw, guidance, on_step, previews, controls, request.whole_every
             )
         else:
             later = [source.draw(latent) for _ in range(recurrence.noises)]
             rows, beside = np.stack([given.noise, *later]), (given.image, given.mask, given.extra)
             latents, seconds = self.loop.denoise(
-                recurrence, batch, conditions, rows, guidance, on_step, *beside, previews, controls
+                recurrence, batch, conditions, rows, guidance, on_step, *beside, previews, controls, request.whole_every
             )
         self.timings.steps += seconds
         return latents

@@ -153,7 +153,7 @@ def bind_prepared(
                 binding.bind_ortvalue_input(name, value)
     if row is None or preparation is None:
         return
-    for name in prepared_rows(session, 1):
+    for name in filter(preparation.taken.__contains__, prepared_rows(session, 1)):
         binding.bind_input(name, *row.binding_arguments(name, part if name in preparation.each_sample else None))
 
 

@@ -115,6 +115,10 @@ class GenerationRecord:
     """The timestep spacing that was asked for; None as the scheduler's config says."""
     eta: float | None
     """The share of new noise in a step that was asked for; None for the scheduler's default."""
+    deep_cache: int | None
+    """After how many calls of the UNet all of it ran again; None if that was not asked for."""
+    deep_cache_depth: int | None
+    """Skip connections of the UNet that ran in every call; None without ``deep_cache``."""
     init_image: str | None
     """The name of the init image's file, ``the image`` for a picture in memory; None without one."""
     init_image_hash: str | None

@@ -15,6 +15,8 @@ from sdort.errors import BadModelError, UsageError
 from sdort.errors.number_ranges import (
     AESTHETIC_SCORE,
     CLIP_SKIP,
+    DEEP_CACHE,
+    DEEP_CACHE_DEPTH,
     ETA,
     GUIDANCE,
     HEIGHT,
@@ -52,6 +54,7 @@ from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.families import Family
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
+from sdort.runtime.deep_cut import DEPTH
 from sdort.runtime.session import Session
 from sdort.samplers.sampler import Sampler
 from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
@@ -86,6 +89,10 @@ class Request:
     """Of the scheduler; None as its config says."""
     eta: float | None = None
     """The share of new noise in a step of DDIM or TCD; None for the scheduler's default."""
+    deep_cache: int | None = None
+    """After how many calls of the UNet all of it runs again; None for every call."""
+    deep_cache_depth: int | None = None
+    """Skip connections of the UNet that run in every call, counted from its output; None for the usual number."""
     images_at_once: int = USUAL_AT_ONCE
     """Images that share a UNet call: more fill a small card's memory and gain little."""
     vae_tiling: bool | None = None
@@ -141,7 +148,7 @@ class Request:
     def __post_init__(self) -> None:
         check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA, CLIP_SKIP)
         check_fields(self, STRENGTH, MASK_BLUR, MASK_PADDING, HIRES, HIRES_STRENGTH, HIRES_STEPS, UPSCALE_BY)
-        check_fields(self, VARIATION_SEED, VARIATION_STRENGTH)
+        check_fields(self, VARIATION_SEED, VARIATION_STRENGTH, DEEP_CACHE, DEEP_CACHE_DEPTH)
         check_fields(self, REFINER_START, AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE)
         SEED.check(self.seed + self.num_images - 1)
         VARIATION_SEED.check((self.variation_seed or 0) + self.num_images - 1)
@@ -166,6 +173,16 @@ class Request:
     def scheduler_options(self) -> SchedulerOptions:
         """All that it says of its scheduler: by these a schedule is known again."""
         return {"name": self.scheduler, "timestep_spacing": self.timestep_spacing, "eta": self.eta}
+
+    @property
+    def whole_every(self) -> int:
+        """After how many calls of the UNet all of it runs again: 1 where nothing else is asked for."""
+        return self.deep_cache or 1
+
+    @property
+    def deep_cut(self) -> int:
+        """The depth at which the UNet is cut for :attr:`deep_cache`; 0 where it stays whole."""
+        return 0 if self.whole_every == 1 else self.deep_cache_depth or DEPTH
 
     @property
     def parts(self) -> list[tuple[str, float]]:
@@ -266,6 +283,7 @@ class Request:
             "hires_upscaler": self.hires_upscaler.stem if self.hires_upscaler else None,
             "upscale": self.upscale.stem if self.upscale else None,
             "hires_strength": self.second_strength if self.hires else None,
+            "deep_cache_depth": (self.deep_cache_depth or DEPTH) if self.deep_cache else None,
             "refiner": self.refiner.resolve().name if self.refiner else None,
             "refiner_start": self.base_share if self.refiner else None,
             "hires_steps": (self.hires_steps or self.steps) if self.hires else None,
@@ -298,6 +316,7 @@ GOES_WITH = {
     "hires_upscaler": "hires",
     "upscale_by": "upscale",
     "refiner_start": "refiner",
+    "deep_cache_depth": "deep_cache",
 }
 """Fields of a request that mean nothing without another one."""
 UPSCALES = ("latent", "image")

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from sdort.generation.adapted_weights import AdapterPlan, plan_adapters
 from sdort.generation.canvas import make_canvas
 from sdort.generation.control_plan import plan_controls
+from sdort.generation.deep_cache import check_deep_cache
 from sdort.generation.ip_adapter_tokens import check_ip_adapter_images
 from sdort.generation.request import Request, check_prompts
 from sdort.generation.stages import Stage, plan_stages
@@ -32,13 +33,15 @@ def plan_request(folder: PipelineFolder, request: Request) -> RequestPlan:
     """The plan of a request.
 
     Raises:
-        UsageError: the size, the number of steps, a strength, the mask or a prompt is one that the pipeline cannot do.
+        UsageError: the size, the number of steps, a strength, the mask, a prompt or a depth is one that the pipeline
+            cannot do.
         BadModelError: a file of the pipeline is broken, its UNet is for another task, a control or an adapter does not
             fit it, or it has no IP-Adapter for an image.
     """
     stages = plan_stages(folder, request)
     check_prompts(folder, request)
     check_ip_adapter_images(folder, request.ip_adapter_image)
+    check_deep_cache(folder, request)
     if request.mask:
         make_canvas(request, stages[0].size, folder.vae_factor)
     planned = [replace(stage, controls=plan_controls(folder, request.control, stage.size)) for stage in stages]

@@ -89,7 +89,8 @@ def _is_usual(request: Request) -> bool:
 def _kind(folder: PipelineFolder, job: Job) -> str:
     request = job.requests[0]
     height, width = (request.height or folder.default_size[0]), (request.width or folder.default_size[1])
-    return f"{width}x{height}, {max(_batches(job))} at once, guidance of {len(request.guidance())}"
+    kind = f"{width}x{height}, {max(_batches(job))} at once, guidance of {len(request.guidance())}"
+    return f"{kind}, deep cache {request.whole_every} at {request.deep_cut}" if request.deep_cut else kind
 
 
 def _batches(job: Job) -> list[int]:

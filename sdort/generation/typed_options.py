@@ -69,6 +69,11 @@ class GenerationOptions(TypedDict, total=False):
     """``leading``, ``linspace`` or ``trailing``; by default as the scheduler's config says."""
     eta: float | None
     """The share of new noise in a step of DDIM (0 by default) or TCD (0.3)."""
+    deep_cache: int | None
+    """Run all of the UNet in every so many of its calls alone, and in the others its outer part with what the last
+    whole call gave of the deep one: faster, and another image."""
+    deep_cache_depth: int | None
+    """How many of its skip connections that outer part has; by default 2."""
     lora: Sequence[str | AdapterChoice]
     """Adapters (LoRA, LoHa, LoKr, DoRA) as ``FILE`` or ``FILE:SCALE``; none by default. They hold for these images: the
     next call has its own, and switches without loading a model again."""

@@ -52,6 +52,9 @@ class RuntimeOptions:
     split: bool = True
     """Whether what steps of a UNet or ControlNet do not change is computed before them, once for a prompt and once for
     a schedule (:mod:`sdort.runtime.step_split`)."""
+    deep_cut: int = 0
+    """At which of its skip connections a UNet is cut, so that its outer part can run alone
+    (:mod:`sdort.runtime.deep_cut`); 0 leaves it whole."""
     check: bool = True
     """Whether files are compared with what sdort wrote (:mod:`sdort.pipelines.content_check`)."""
 

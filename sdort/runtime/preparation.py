@@ -7,6 +7,7 @@ made of the timesteps is small, and goes to the host, which lays it out for the 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
 from typing import Any, Protocol
 
 import numpy as np
@@ -82,12 +83,25 @@ class Preparation:
         self.prompt = prompt
         self.time = time
         self.each_sample = each_sample
-        made = [spec.name for part in (prompt, time) if part for spec in part.outputs]
+        self._take(step)
+        self._kept: list[tuple[int, dict[str, Array], dict[str, Any]]] = []
+
+    def for_step(self, step: Iterable[str]) -> Preparation:
+        """The same parts for another step, which takes no more of what they make.
+
+        Args:
+            step: its inputs.
+        """
+        other = copy(self)
+        other._take(step)
+        return other
+
+    def _take(self, step: Iterable[str]) -> None:
+        made = {spec.name for part in self.parts for spec in part.outputs}
         self.taken = list(step)
         """The step's inputs."""
         self.step = [name for name in self.taken if name not in made]
         """Those that are the whole model's too."""
-        self._kept: list[tuple[int, dict[str, Array], dict[str, Any]]] = []
 
     @property
     def parts(self) -> list[Part]:
@@ -137,7 +151,8 @@ class Preparation:
         beside = {name: _array(self.time, made.get(name, feeds.get(name))) for name in self.beside}
         timesteps = np.broadcast_to(_array(self.time, feeds[TIMESTEP]).reshape(-1), _shape(feeds[SAMPLE])[:1])
         rows = self.rows(timesteps, beside)
-        return step | {name: values if name in self.each_sample else values[:1] for name, values in rows.items()}
+        taken = {name: values for name, values in rows.items() if name in self.taken}
+        return step | {name: values if name in self.each_sample else values[:1] for name, values in taken.items()}
 
     def _of_prompt(self, feeds: Mapping[str, Any], version: int) -> dict[str, Any]:
         """What the prompt's part makes, as ``OrtValue``; of the last prompts it is kept."""
@@ -157,7 +172,7 @@ class Preparation:
         part.run_bound(binding)
         made = dict(zip([spec.name for spec in part.outputs], binding.get_outputs(), strict=True))
         copies = {name: np.array(values) for name, values in fed.items()}
-        self._kept = [(version, copies, made), *self._kept][:KEPT]
+        self._kept[:] = [(version, copies, made), *self._kept][:KEPT]
         return made
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +16,7 @@ from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.domains import OWN_DOMAIN
 from sdort.model.signature import Array, TensorSpec, cast_feeds
-from sdort.onnx_io.component_file import copied, read_component
+from sdort.onnx_io.component_file import copied, declared_inputs, read_component
 from sdort.onnx_io.overridable import (
     ReplaceableWeight,
     computed_weights,
@@ -31,6 +31,7 @@ from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
+from sdort.runtime.deep_cut import UNET, DeepCut, cut_deep
 from sdort.runtime.device_block import is_reachable
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.opener import ALL, FATAL, create_session
@@ -115,6 +116,10 @@ class Session:
         preparation: what runs before the steps, where ``ort`` has a step alone.
         inputs: the whole model's, with a preparation.
         placed: the weights that ``ort`` reads and does not own.
+
+    Attributes:
+        shallow: the same model without its deep part, which takes what this one gives of that as :attr:`kept`; None
+            where the model is not cut (``options.deep_cut``).
     """
 
     def __init__(
@@ -143,6 +148,7 @@ class Session:
         own = {name: self._spec(arg) for name, arg in declared.items() if name not in self._changing}
         self.inputs = own if inputs is None else dict(inputs)
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
+        self.shallow: Session | None = None
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _run_options()
         self._graphs: dict[int, Any] = {}
@@ -162,6 +168,11 @@ class Session:
         """Where it was opened, to open it again."""
         shared = self.weights if self.options.adapters else None
         return SessionPlace(self.path, self.component, self.provider, shared)
+
+    @property
+    def kept(self) -> str:
+        """The output that :attr:`shallow` takes."""
+        return self.outputs[-1].name
 
     @property
     def memory(self) -> tuple[str, int]:
@@ -234,6 +245,8 @@ class Session:
             settings.terminate = True
         for part in self.preparation.parts if self.preparation else ():
             part.stop()
+        if self.shallow:
+            self.shallow.stop()
 
     def bind(self, feeds: Mapping[str, Array]) -> Binding:
         """Put ``feeds`` on the device once, for many runs."""
@@ -437,69 +450,109 @@ def _prepare_start(
     place = SessionPlace(path, component, provider, weights)
     if splits and graph is not None:
         split = split_step(graph)
+    start = _Start(place, options, tuned, severity, optimization)
+    if options.deep_cut and component == UNET:
+        step = split.step if split else graph or read_component(path, component).proto
+        taken = split.inputs if split else declared_inputs(step)
+        return partial(_start_cut, cut_deep(step, options.deep_cut, component), split, taken, start)
     if split is not None:
-        return partial(_start_parts, split, place, options, tuned, severity, optimization)
-    return partial(_start_graph, graph, place, options, tuned, severity, optimization)
+        return partial(_start_parts, split, start)
+    return partial(_start_graph, graph, start)
 
 
-def _start_parts(
-    split: StepSplit,
-    place: SessionPlace,
-    options: RuntimeOptions,
-    tuned: SessionTuning,
-    severity: int,
-    optimization: str,
-) -> Session:
-    """A session on a step, with those that run before it."""
+@dataclass(frozen=True)
+class _Start:
+    """The way in which the graphs of one file are opened."""
+
+    place: SessionPlace
+    options: RuntimeOptions
+    tuned: SessionTuning
+    severity: int
+    optimization: str
+
+    def with_options(self, **changes: Any) -> _Start:
+        """The same with other options."""
+        tuned = SessionTuning(replace(self.tuned.options, **changes), self.tuned.results)
+        return replace(self, options=replace(self.options, **changes), tuned=tuned)
+
+
+def _start_cut(cut: DeepCut, split: StepSplit | None, inputs: Mapping[str, TensorSpec], start: _Start) -> Session:
+    """A session on a whole step, and one on its outer part, which reads the weights of the first.
+
+    Args:
+        inputs: the whole model's.
+    """
+    whole = _start_graph(cut.whole, start) if split is None else _start_parts(split, start, cut.whole)
+    whole.inputs = dict(inputs)
+    taken = [info.name for info in cut.shallow.graph.input]
+    outer = whole.preparation.for_step(taken) if whole.preparation else None
+    shallow = whole.shallow = _start_graph(cut.shallow, start.with_options(profile=""), outer, placed=whole._placed)
+    if outer:
+        shallow.inputs = {**inputs, cut.kept: shallow.inputs[cut.kept]}
+    return whole
+
+
+def _start_parts(split: StepSplit, start: _Start, step: onnx.ModelProto | None = None) -> Session:
+    """A session on a step, with those that run before it.
+
+    Args:
+        step: the step, where it has more outputs than that of ``split``.
+    """
+    step = step or split.step
     # They run once for many steps: to record them would cost more than it saves.
-    plain = replace(options, graph=False, profile="")
-    early = SessionTuning(replace(tuned.options, graph=False, profile=""), tuned.results)
-    prompt, time = (
-        None if part is None else _start_graph(part, place, plain, early, severity, optimization)
-        for part in (split.prompt, split.time)
-    )
-    step = [info.name for info in split.step.graph.input]
-    preparation = Preparation(prompt, time, split.each_sample, step)
-    return _start_graph(split.step, place, options, tuned, severity, optimization, preparation, split.inputs)
+    early = start.with_options(graph=False, profile="")
+    prompt, time = (None if part is None else _start_graph(part, early) for part in (split.prompt, split.time))
+    preparation = Preparation(prompt, time, split.each_sample, [info.name for info in step.graph.input])
+    return _start_graph(step, start, preparation, split.inputs)
 
 
 def _start_graph(
     graph: onnx.ModelProto | None,
-    place: SessionPlace,
-    options: RuntimeOptions,
-    tuned: SessionTuning,
-    severity: int,
-    optimization: str,
+    start: _Start,
     preparation: Preparation | None = None,
     inputs: Mapping[str, TensorSpec] | None = None,
+    placed: PlacedWeights | None = None,
 ) -> Session:
-    """A session on ``graph`` as it is but for weights that change, or on the file itself."""
-    path, component, provider, weights = place
-    initializers: Mapping[str, Any] = {}
+    """A session on ``graph`` as it is but for weights that change, or on the file itself.
+
+    Args:
+        placed: another session's weights in the GPU's memory, to be shared.
+    """
+    options, (path, component, provider, weights) = start.options, start.place
+    initializers: dict[str, Any] = {}
     if options.adapters and weights is not None:
         graph = copied(graph) if graph else read_component(path, component).copy()  # parts are shared
         graph = _with_replaceable(graph, weights, component, provider)
-        names = {tensor.name for tensor in graph.graph.initializer}
-        initializers = {name: value for name, value in weights.initializers.items() if name in names}
+        initializers = _those_of(graph, weights.initializers)
     model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
-    placed = _place_weights(graph, place, options, initializers)
+    if placed is None:
+        placed = _place_weights(graph, start.place, options, initializers)
+        own = placed.initializers if placed else {}
+    else:
+        own = _those_of(graph, placed.initializers)
     try:
         ort = create_session(
             model,
             provider,
-            tuned.options,
-            severity=severity,
+            start.tuned.options,
+            severity=start.severity,
             data_folder=folder,
-            optimization=optimization,
-            initializers={**(placed.initializers if placed else {}), **initializers},
+            optimization=start.optimization,
+            initializers={**own, **initializers},
         )
     except SdortError:
         raise
     except Exception as error:  # its classes share no base but Exception
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
-    tuned.apply(ort)
+    start.tuned.apply(ort)
     return Session(ort, path, component, provider, options, weights, preparation, inputs, placed)
+
+
+def _those_of(graph: onnx.ModelProto | None, values: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a graph's own initializers."""
+    names = {tensor.name for tensor in graph.graph.initializer} if graph else ()
+    return {name: value for name, value in values.items() if name in names}
 
 
 def _place_weights(

@@ -57,12 +57,12 @@ def split_step(model: onnx.ModelProto) -> StepSplit | None:
 
     The parts share nothing with ``model``, and its external data stays where it is.
     """
-    inputs = _inputs(model.graph)
+    inputs = graph_inputs(model.graph)
     if not {SAMPLE, TIMESTEP} <= inputs.keys():
         return None
     found = _Dependences(model, inputs)
     prompt, rows = found.prompt_tensors(), found.timed_rows()
-    parts = _Parts(model, inputs, found.types)
+    parts = Parts(model, inputs, found.types)
     outputs = [info.name for info in model.graph.output]
     step = parts.needed(outputs, prompt | rows.made)
     if {*outputs} & (prompt | rows.made) or not step.cut:
@@ -103,8 +103,8 @@ class _Dependences:
         self.graph = model.graph
         self.inputs = inputs
         changing = {name for name in inputs if name == SAMPLE or is_residual(name)}
-        self.types, self.shapes = _types(model, inputs, self._shape_arithmetic(changing))
-        self.known = Rows(_constants(self.graph))
+        self.types, self.shapes = tensor_types(model, inputs, self._shape_arithmetic(changing))
+        self.known = Rows(constants_of(self.graph))
         self.clock, self.one_each = self._timesteps()
         self.of_time = self._after({TIMESTEP})
         self.of_inputs = self._after(set(inputs))
@@ -195,7 +195,7 @@ class _Dependences:
 
 
 @dataclass(frozen=True)
-class _Needed:
+class Needed:
     """Nodes that some tensors need, the graph's inputs that these read, and the tensors at which they begin."""
 
     nodes: list[onnx.NodeProto]
@@ -203,7 +203,7 @@ class _Needed:
     cut: list[str]
 
 
-class _Parts:
+class Parts:
     """Cuts models out of one."""
 
     def __init__(
@@ -214,7 +214,7 @@ class _Parts:
         self._types = types
         self._makers = {name: index for index, node in enumerate(model.graph.node) for name in node.output if name}
 
-    def needed(self, names: Iterable[str], given: set[str], stops: Collection[str] = ()) -> _Needed:
+    def needed(self, names: Iterable[str], given: set[str], stops: Collection[str] = ()) -> Needed:
         """What ``names`` need, of which tensors in ``given`` are not computed; nor are ``stops``, nor listed."""
         indices, seen, cut, stack = set(), set(), set(), list(names)
         while stack:
@@ -230,9 +230,9 @@ class _Parts:
                 stack.extend([*node.input, *outer_names(node)])
         order = [name for node in self._whole.graph.node for name in node.output if name in cut]
         inputs = [name for name in self._inputs if name in seen]
-        return _Needed([self._whole.graph.node[index] for index in sorted(indices)], inputs, order)
+        return Needed([self._whole.graph.node[index] for index in sorted(indices)], inputs, order)
 
-    def model(self, kind: str, part: _Needed, outputs: Iterable[str]) -> onnx.ModelProto:
+    def model(self, kind: str, part: Needed, outputs: Iterable[str]) -> onnx.ModelProto:
         """A part as a model."""
         graph = onnx.GraphProto(name=f"{self._whole.graph.name}.{kind}")
         graph.node.extend(part.nodes)
@@ -241,7 +241,7 @@ class _Parts:
         graph.output.extend(own[name] if name in own else self._declared(name) for name in outputs)
         return self._with_constants(graph)
 
-    def time_model(self, part: _Needed, outputs: Iterable[str], rows: _TimedRows) -> onnx.ModelProto:
+    def time_model(self, part: Needed, outputs: Iterable[str], rows: _TimedRows) -> onnx.ModelProto:
         """The part that takes a row for each timestep, and rows of the other part's tensors beside it."""
         graph = onnx.GraphProto(name=f"{self._whole.graph.name}.time")
         names = {name for node in part.nodes for name in node.input}
@@ -294,7 +294,7 @@ def _keep_needed(graph: onnx.GraphProto, names: set[str]) -> None:
     graph.node.extend(kept[::-1])
 
 
-def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
+def constants_of(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     """The initializers, and the tensors in nodes that are constants."""
     found = {tensor.name: tensor for tensor in graph.initializer}
     for node in graph.node:
@@ -303,12 +303,12 @@ def _constants(graph: onnx.GraphProto) -> dict[str, onnx.TensorProto]:
     return found
 
 
-def _inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
+def graph_inputs(graph: onnx.GraphProto) -> dict[str, onnx.ValueInfoProto]:
     constants = {tensor.name for tensor in graph.initializer}
     return {info.name: info for info in graph.input if info.name not in constants}
 
 
-def _types(
+def tensor_types(
     model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto], nodes: Iterable[onnx.NodeProto]
 ) -> tuple[dict[str, int], dict[str, tuple[int | str | None, ...]]]:
     """The element types of what ``nodes`` make, and the shapes that ONNX infers of it."""

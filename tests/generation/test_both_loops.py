@@ -2,7 +2,8 @@
 
 A drawn product of what a run can have: prompts with weights of any sign, several images with prompts of their own,
 prompts that change, noise on the way, a mask, channels beside the latents, residuals, clocks of each kind, batches that
-a model is fixed to. The UNet has parts that are prepared: of texts, of timesteps, and of both.
+a model is fixed to, calls that take the deep part from an earlier one. The UNet has parts that are prepared: of texts,
+of timesteps, and of both.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ KEY = np.array([[1, 2, 0, 1], [0, -1, 1, 2], [2, 0, 1, -1]]) / 4
 FREQUENCIES = np.array([[0.25, 0.125]])
 LINEAR = np.array([[1, -2, 3, -4], [5, -6, 7, -8]]) / 8
 ADDED = np.array([[1, 0, -1, 2], [0, 3, 1, -1]]) / 4
+OUTER = np.array([1, -2, 3, 1]).reshape(1, 4, 1, 1) / 4
+DEEP = np.array([2, 1, -1, 3]).reshape(1, 4, 1, 1) / 4
 
 
 def numbers(array: Array) -> str:
@@ -45,6 +48,7 @@ unet ({{io}}[{{n}}, {{channels}}, H, W] sample, {{clock}} timestep, {{io}}[{{n}}
   <float[3, 4] key = {{{{{numbers(KEY)}}}}}, float[1, 2] frequencies = {{{{{numbers(FREQUENCIES)}}}}},
    float[2, 4] linear = {{{{{numbers(LINEAR)}}}}}, float[2, 4] adds = {{{{{numbers(ADDED)}}}}},
    int64[1] one = {{{{1}}}}, int64[1] zero = {{{{0}}}}, int64[2] two_three = {{{{2, 3}}}},
+   float[1, 4, 1, 1] outer = {{{{{numbers(OUTER)}}}}}, float[1, 4, 1, 1] deep = {{{{{numbers(DEEP)}}}}},
    int64[2] column = {{{{-1, 1}}}}, int64[1] four = {{{{4}}}}, int64[1] many = {{{{9}}}}>
 {{{{
   keys = MatMul (encoder_hidden_states, key)
@@ -62,7 +66,12 @@ unet ({{io}}[{{n}}, {{channels}}, H, W] sample, {{clock}} timestep, {{io}}[{{n}}
   {{beside}}
   scaled = Mul (told, factor)
   shifted_more = Add (scaled, shift)
-  out = Add (shifted_more, {RESIDUAL})
+  skip = Mul (shifted_more, outer)
+  deeper = Mul (skip, deep)
+  hidden = Add (deeper, {RESIDUAL})
+  joined = Concat <axis = 1> (hidden, skip)
+  left, right = Split <axis = 1> (joined)
+  out = Add (left, right)
 }}}}"""
 ALL_SAMPLES = """shape = Shape (sample)
   batch = Slice (shape, zero, one)
@@ -88,6 +97,8 @@ class Case:
     clock: str
     n: str
     io: str
+    every: int
+    """After how many calls the whole UNet runs; 0 for one that is not cut."""
 
     def open(self, folder: Path) -> Session:
         rows = "times = Identity (cast)" if self.clock == "float[N]" and self.n == "N" else ALL_SAMPLES
@@ -106,7 +117,9 @@ class Case:
             if self.io == "float16" and tensor.data_type == TensorProto.FLOAT:
                 tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
         path.write_bytes(model.SerializeToString())
-        return open_session(path, "unet", CPU, RuntimeOptions("cpu", custom_ops="off", control_inputs=True))
+        return open_session(
+            path, "unet", CPU, RuntimeOptions("cpu", custom_ops="off", control_inputs=True, deep_cut=min(1, self.every))
+        )
 
 
 def drawn(seed: int) -> Case:
@@ -119,6 +132,7 @@ def drawn(seed: int) -> Case:
         changing=next(yes), own_prompts=next(yes),
         clock=str(random.choice(["int64", "float[1]", "float[N]", "float"])),
         n=str(random.choice(["N", *map(str, fixed)])), io="float16" if seed % 5 == 4 else "float",
+        every=int(random.integers(0, STEPS + 1)),
     )  # fmt: skip
 
 
@@ -210,6 +224,7 @@ class Run:
         return loop.denoise(
             self.schedule.recurrence(), Batch(case.copies, case.images, LATENT, case.extra), self.conditions,
             self.noise, self.guidance, lambda _: None, self.image, self.mask, self.extra, controls=controls,
+            every=max(1, self.case.every),
         )[0]  # fmt: skip
 
     def through_host(self, unet: Session, controls: Any) -> Array:
@@ -221,8 +236,9 @@ class Run:
 
         given = Beginning(self.noise[0], self.image, self.mask, self.extra)
         return host_loop.denoise(
-            unet, self.schedule.steps(), self.conditions, given, draw, self.guidance, lambda _: None, controls=controls
-        )[0]
+            unet, self.schedule.steps(), self.conditions, given, draw, self.guidance, lambda _: None, controls=controls,
+            every=max(1, self.case.every),
+        )[0]  # fmt: skip
 
     def simulated(self, controls: Any) -> Array:
         """In float64, sample by sample."""
@@ -238,13 +254,16 @@ class Run:
     ) -> Array:
         given, schedule = np.stack([noise[0], noise[0] if own is None else own]), self.schedule
         latents = np.tensordot(schedule.start, given, 1)
+        whole, hidden = self._whole(), [np.zeros(0)] * len(self.guidance)
         for step in range(STEPS):
             sample = schedule.scale[step] * latents
             residual = Steering.values[step] if controls else 0
             time = np.round(schedule.times[step]) if self.case.clock == "int64" else schedule.times[step]
+            skips = [self._skip(sample, time, text, extra) for text in texts[step]]
+            if step in whole:
+                hidden = [skip * DEEP[0] + residual for skip in skips]
             output = sum(
-                weight * self._predicted(sample, time, text, extra, residual)
-                for weight, text in zip(self.guidance, texts[step], strict=True)
+                weight * (deep + skip) for weight, deep, skip in zip(self.guidance, hidden, skips, strict=True)
             )
             latents = schedule.keep[step] * latents + schedule.add[step] * output
             if self.case.noisy:
@@ -253,12 +272,20 @@ class Run:
                 latents = np.where(self.mask, latents, np.tensordot(schedule.around[step], given, 1))
         return np.asarray(latents)
 
+    def _whole(self) -> list[int]:
+        """The steps whose hidden state is their own."""
+        found = [0]
+        for step in range(1, STEPS):
+            changed = any(calls[step] is not calls[step - 1] for calls in self.texts)
+            found += [step] if changed or step - found[-1] >= self.case.every else []
+        return found
+
     @staticmethod
-    def _predicted(sample: Array, time: float, text: dict[str, Array], extra: Array | None, residual: float) -> Array:
+    def _skip(sample: Array, time: float, text: dict[str, Array], extra: Array | None) -> Array:
         factor = (text["encoder_hidden_states"][0].astype(np.float64) @ KEY).mean(0)
         shift = (time * FREQUENCIES @ LINEAR + text["text_embeds"].astype(np.float64) @ ADDED)[0]
         told = sample + (0 if extra is None else extra.mean(0))
-        return np.asarray(told * factor[:, None, None] + shift[:, None, None] + residual)
+        return np.asarray((told * factor[:, None, None] + shift[:, None, None]) * OUTER[0])
 
 
 def make_run(case: Case, seed: int) -> Run:
@@ -314,7 +341,7 @@ def test_the_cases_differ_in_all_that_a_run_can_have() -> None:
 
 def test_batches_of_equal_numbers_of_samples_have_buffers_of_their_own(tmp_path: Path) -> None:
     """Two prompts for three images are six samples, as three prompts for two images are."""
-    base = Case(2, 3, False, True, 3, False, True, True, "int64", "N", "float")
+    base = Case(2, 3, False, True, 3, False, True, True, "int64", "N", "float", 2)
     loop = Loop(base.open(tmp_path))
     for copies, images in ((2, 3), (3, 2), (1, 6), (2, 3)):
         run = make_run(replace(base, copies=copies, images=images), copies)
@@ -326,7 +353,7 @@ def test_timesteps_and_what_texts_add_to_them_are_prepared(tmp_path: Path) -> No
     """Otherwise the runs above would not see what is prepared."""
     for clock in ("int64", "float", "float[1]", "float[N]"):
         for io in ("float", "float16"):
-            unet = Case(2, 1, False, False, 0, False, False, False, clock, "N", io).open(tmp_path)
+            unet = Case(2, 1, False, False, 0, False, False, False, clock, "N", io, 0).open(tmp_path)
             assert unet.preparation is not None
             assert unet.preparation.prompt is not None
             assert unet.preparation.beside

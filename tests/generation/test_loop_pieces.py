@@ -63,7 +63,7 @@ def unet(sample: Any, timestep: Any = (), kind: str = "int64", more: tuple[str, 
         "timestep": TensorSpec("timestep", np.dtype(kind), timestep),
         **{name: TensorSpec(name, FP32, (sample[0], 7)) for name in more},
     }
-    return SimpleNamespace(inputs=specs, outputs=[TensorSpec("out", FP16, sample)], component="unet")
+    return SimpleNamespace(inputs=specs, outputs=[TensorSpec("out", FP16, sample)], component="unet", shallow=None)
 
 
 # The UNet's inputs

@@ -22,7 +22,7 @@ VALUES: dict[str, Any] = {
     "scheduler": "ddim", "timestep_spacing": "trailing", "eta": 0.0, "vae_tiling": False, "vae_slicing": True,
     "strength": 0.6, "mask_blur": 0, "only_masked": True, "mask_padding": 5, "variation_seed": 8,
     "variation_strength": 0.2, "guess_mode": False, "refiner_start": 0.7, "aesthetic_score": 0.0,
-    "negative_aesthetic_score": 1.5,
+    "negative_aesthetic_score": 1.5, "deep_cache": 3, "deep_cache_depth": 4,
 }  # fmt: skip
 """Options that go together, each with a value that no other one has, or zero."""
 SECOND: dict[str, Any] = {"hires": 1.5, "hires_upscale": "image", "hires_strength": 0.3, "hires_steps": 9}

@@ -44,6 +44,7 @@ GIVEN: dict[str, Any] = {
     "hires": 1.0,
     "refiner": Path("refiner"),
     "upscale": Path("4x.pth"),
+    "deep_cache": 1,
 }
 """A value of each option without which another one means nothing; zero is a value."""
 
@@ -60,6 +61,7 @@ LEAST: dict[str, Any] = {
     "hires_upscaler": Path("4x.pth"),
     "upscale_by": 0.1,
     "refiner_start": 0.0,
+    "deep_cache_depth": 1,
 }
 """The least value of each option that needs another one."""
 
@@ -86,6 +88,7 @@ NEEDS = {
     "hires_upscaler": "hires",
     "upscale_by": "upscale",
     "refiner_start": "refiner",
+    "deep_cache_depth": "deep_cache",
 }
 
 
@@ -107,6 +110,7 @@ BOUNDED = (
     "steps", "guidance_scale", "height", "width", "seed", "num_images", "images_at_once", "eta", "clip_skip",
     "strength", "mask_blur", "mask_padding", "hires", "hires_strength", "hires_steps", "variation_seed",
     "variation_strength", "refiner_start", "aesthetic_score", "negative_aesthetic_score", "upscale_by",
+    "deep_cache", "deep_cache_depth",
 )  # fmt: skip
 
 

@@ -14,7 +14,7 @@ from sdort.onnx_io.branches import outer_names
 from sdort.runtime import prepared_tensors as prepared
 from sdort.runtime import session, step_split
 from sdort.runtime.prepared_tensors import PreparedTensor, prepared_tensors
-from sdort.runtime.step_split import _Dependences, _inputs, _keep_needed, _type_of
+from sdort.runtime.step_split import _Dependences, graph_inputs, _keep_needed, _type_of
 from sdort.workload.samples import Sample
 
 FLOAT, HALF, BOOL, INT = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.INT64
@@ -50,7 +50,7 @@ def test_types_are_known_behind_an_operator_that_onnx_does_not_know() -> None:
       a = other.Mystery (x)  b = Cast <to = 1> (a)  y = Mul (b, w)  n = Shape (a)
     }"""
     model = parser.parse_model(text)
-    types, shapes = step_split._types(model, _inputs(model.graph), model.graph.node)
+    types, shapes = step_split.tensor_types(model, graph_inputs(model.graph), model.graph.node)
     assert {name: types[name] for name in "xwabyn"} == {
         "x": HALF, "w": FLOAT, "a": HALF, "b": FLOAT, "y": FLOAT, "n": INT
     }  # fmt: skip
@@ -88,7 +88,7 @@ def dependences(timestep: str, nodes: str, more: str = "") -> _Dependences:
       <int64[1] one = {{1}}, int64[2] column = {{-1, 1}}, int64[1] zero = {{0}}, int64[1] shape = {{-1}}> {{
         {nodes} out = Identity (sample)
     }}""")
-    return _Dependences(model, _inputs(model.graph))
+    return _Dependences(model, graph_inputs(model.graph))
 
 
 @pytest.mark.parametrize(

@@ -367,7 +367,7 @@ def test_tuning_results_are_for_the_kind_of_program_that_they_are_of(started: li
     def place_and_tuning(options: RuntimeOptions, weights: Any = None) -> tuple[Any, Any]:
         started.clear()
         start(options, weights)
-        return started[-1][2].weights, started[-1][4]
+        return started[-1][2].place.weights, started[-1][2].tuned
 
     plain = RuntimeOptions("cpu", split=False, control_inputs=True)
     weights, tuned = place_and_tuning(plain)
@@ -383,9 +383,8 @@ def test_tuning_results_are_for_the_kind_of_program_that_they_are_of(started: li
 def test_what_runs_before_the_steps_is_neither_recorded_nor_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def start_graph(graph: Any, place: Any, options: Any, tuned: Any, severity: int, optimization: str,
-                    preparation: Any = None, inputs: Any = None) -> Any:  # fmt: skip
-        seen.append((graph, options, tuned, severity, optimization, inputs))
+    def start_graph(graph: Any, start: Any, preparation: Any = None, inputs: Any = None) -> Any:
+        seen.append((graph, start.options, start.tuned, start.severity, start.optimization, inputs))
         return SimpleNamespace(
             outputs=[SimpleNamespace(name=f"{graph}.out")], inputs={"timestep": 0}, preparation=preparation
         )
@@ -393,17 +392,18 @@ def test_what_runs_before_the_steps_is_neither_recorded_nor_profiled(monkeypatch
     monkeypatch.setattr(session, "_start_graph", start_graph)
     options = RuntimeOptions("rocm", graph=True, profile="p", tuning=True)
     tuned = SessionTuning(replace(options, tuning_ms=5), {"kept": b"1"})
+    start = session._Start(SessionPlace(PATH, "unet", ROCM, None), options, tuned, 3, "BASIC")
     info = [SimpleNamespace(name=name) for name in ("sample", "prompt.out", "time.out")]
-    step = SimpleNamespace(graph=SimpleNamespace(input=info))
+    step: Any = SimpleNamespace(graph=SimpleNamespace(input=info))
     split: Any = SimpleNamespace(prompt="prompt", time="time", step=step, each_sample={"a"}, inputs={"all": 0})
-    found: Any = session._start_parts(split, SessionPlace(PATH, "unet", ROCM, None), options, tuned, 3, "BASIC")
+    found: Any = session._start_parts(split, start)
     plain = replace(options, graph=False, profile="")
     early = SessionTuning(replace(plain, tuning_ms=5), {"kept": b"1"})
     assert seen[:2] == [(name, plain, early, 3, "BASIC", None) for name in ("prompt", "time")]
     assert seen[2] == (step, options, tuned, 3, "BASIC", {"all": 0})
     assert (found.preparation.each_sample, found.preparation.step) == ({"a"}, ["sample"])
     split.prompt = None
-    found = session._start_parts(split, SessionPlace(PATH, "unet", ROCM, None), options, tuned, 3, "BASIC")
+    found = session._start_parts(split, start)
     assert (found.preparation.prompt, [part.inputs for part in found.preparation.parts]) == (None, [{"timestep": 0}])
 
 
