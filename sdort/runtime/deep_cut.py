@@ -131,7 +131,7 @@ class _Search:
 
     def hidden(self, node: onnx.NodeProto) -> str | None:
         """The hidden state that a node joins with a tensor that it was made from; None for other nodes."""
-        joined = [name for name in node.input if name in self.before]
+        joined: list[str] = [name for name in node.input if name in self.before]
         if node.op_type != "Concat" or node.domain or len(joined) != 2:
             return None
         first, second = (self.before[name] & self.weighted for name in joined)

@@ -452,7 +452,7 @@ def _prepare_start(
         split = split_step(graph)
     start = _Start(place, options, tuned, severity, optimization)
     if options.deep_cut and component == UNET:
-        step = split.step if split else graph or read_component(path, component).proto
+        step = split.step if split else graph or read_component(path, component).copy()
         taken = split.inputs if split else declared_inputs(step)
         return partial(_start_cut, cut_deep(step, options.deep_cut, component), split, taken, start)
     if split is not None:

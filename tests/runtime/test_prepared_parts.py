@@ -14,7 +14,7 @@ from sdort.onnx_io.branches import outer_names
 from sdort.runtime import prepared_tensors as prepared
 from sdort.runtime import session, step_split
 from sdort.runtime.prepared_tensors import PreparedTensor, prepared_tensors
-from sdort.runtime.step_split import _Dependences, graph_inputs, _keep_needed, _type_of
+from sdort.runtime.step_split import _Dependences, _keep_needed, _type_of, graph_inputs
 from sdort.workload.samples import Sample
 
 FLOAT, HALF, BOOL, INT = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.INT64
