@@ -44,26 +44,34 @@ _SCORE_COPIES = 2
 """Copies of the scores of an attention that is not fused: before and after the softmax."""
 
 
-def case_bytes(folder: PipelineFolder, case: Case, provider: Provider, plan: Plan | None = None, steps: int = 1) -> int:
+def case_bytes(
+    folder: PipelineFolder, case: Case, provider: Provider, plan: Plan | None = None, steps: int = 1, graphs: int = 1
+) -> int:
     """An estimate in bytes of what a component takes beside its weights at ``case``.
 
     Args:
         case: of a component; batch counts its samples, and images for the decoder.
         plan: how the decoder goes; all at once by default.
         steps: of the schedule, each of which has a row of what is prepared for a UNet.
+        graphs: of a UNet: with its outer part beside the whole there are two.
     """
     if case.component not in folder.models:
         return 0
     latents = (case.batch, case.height // folder.vae_factor, case.width // folder.vae_factor)
     if case.component == "unet":
-        return unet_bytes(folder.file("unet"), folder.config("unet"), latents, provider, steps)
+        return unet_bytes(folder.file("unet"), folder.config("unet"), latents, provider, steps, graphs)
     if case.component not in (DECODER, ENCODER):
         return 0  # a text encoder's few tokens
     return planner_of(folder, provider, case.component).bytes_for(latents, plan or Plan())
 
 
 def unet_bytes(
-    file: ComponentFile, config: dict[str, Any], latents: tuple[int, int, int], provider: Provider, steps: int
+    file: ComponentFile,
+    config: dict[str, Any],
+    latents: tuple[int, int, int],
+    provider: Provider,
+    steps: int,
+    graphs: int = 1,
 ) -> int:
     """An estimate in bytes of the activations of a UNet, and of what is prepared for its steps.
 
@@ -71,6 +79,7 @@ def unet_bytes(
         config: the UNet's, for its heads; without it attention counts with one head.
         latents: samples, and the latents along their height and their width.
         steps: of the schedule.
+        graphs: each has activations of its own; the outer part's are as large as the whole's, where these are largest.
     """
     samples, height, width = latents
     element = activation_bytes(file, provider)
@@ -78,7 +87,7 @@ def unet_bytes(
     level, heads = _largest_attention(config)
     tokens = height * width / 4**level
     scores = _SCORE_COPIES * heads * samples * tokens**2 * element if keeps_scores(file) else 0
-    return int(rows + scores) + prepared_bytes(file, latents, steps)
+    return graphs * int(rows + scores) + prepared_bytes(file, latents, steps)
 
 
 def prepared_bytes(file: ComponentFile, latents: tuple[int, int, int], steps: int) -> int:
@@ -159,7 +168,7 @@ def generation_bytes(
         plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
         largest = max(
             largest,
-            case_bytes(folder, Case("unet", samples, *size), provider, steps=steps)
+            case_bytes(folder, Case("unet", samples, *size), provider, steps=steps, graphs=_graphs(request))
             + control_bytes(folder, request, samples, size, provider),
             case_bytes(folder, decoded, provider, plan),
             case_bytes(folder, Case(ENCODER, 1, *size), provider, plan) if encodes(request) else 0,
@@ -213,8 +222,13 @@ def refiner_bytes(
     samples = min(images, request.images_at_once) * len(request.guidance())
     components = [name for name in refiner.needed if name != DECODER]
     return weight_bytes(refiner, components) + case_bytes(
-        refiner, Case("unet", samples, *size), provider, steps=request.steps
+        refiner, Case("unet", samples, *size), provider, steps=request.steps, graphs=_graphs(request)
     )
+
+
+def _graphs(request: Request) -> int:
+    """How many graphs of a UNet a request runs."""
+    return 2 if request.deep_cut else 1
 
 
 def fits_beside(

@@ -36,9 +36,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The cases whose bytes are asked for; a UNet has 1,000 of them a sample and a decoder 100 an image."""
     seen: list[Any] = []
 
-    def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, steps: int = 1) -> int:
+    def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, steps: int = 1, graphs: int = 1) -> int:
         seen.append((case, plan, steps))
-        return {"unet": 1000, "vae_decoder": 100, "vae_encoder": 50_000}[case.component] * case.batch
+        return {"unet": 1000 * graphs, "vae_decoder": 100, "vae_encoder": 50_000}[case.component] * case.batch
 
     class Planner:
         def size(self, case: Case) -> tuple[int, int, int]:
@@ -67,6 +67,9 @@ def test_the_largest_component_and_the_pixels_of_all_images_count(asked: list[An
     assert {case.component for case, *_ in asked} == {"unet", "vae_decoder"}
     fewer = memory_need.generation_bytes(folder, replace(request, guidance_scale=1.0), 2, CPU, 999)
     assert fewer == 2 * 1000 + 2 + 3 * 2 * 32 * 48
+    for every, graphs in ((1, 1), (3, 2)):  # the outer part of the UNet beside the whole
+        cached = replace(request, deep_cache=every)
+        assert memory_need.generation_bytes(folder, cached, 7, CPU, 999) == graphs * 6 * 1000 + 6 + 3 * 7 * 32 * 48
 
 
 @pytest.mark.parametrize("options", [{"init_image": PHOTO}, {"hires": 2.0, "hires_upscale": "image"}])
@@ -156,9 +159,9 @@ def test_where_nothing_tells_what_is_free_nothing_is_refused(sums: Any) -> None:
 def test_a_refiner_counts_without_a_decoder_and_with_its_unet(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, steps: int = 1) -> int:
+    def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, steps: int = 1, graphs: int = 1) -> int:
         seen.append((case, steps))
-        return 7
+        return 7 * graphs
 
     monkeypatch.setattr(memory_need, "case_bytes", case_bytes)
     monkeypatch.setattr(memory_need, "weight_bytes", lambda folder, names: 100 * len(names) + ("vae_decoder" in names))
@@ -166,6 +169,7 @@ def test_a_refiner_counts_without_a_decoder_and_with_its_unet(monkeypatch: pytes
     assert memory_need.refiner_bytes(refiner, (16, 48), REQUEST, 2, CPU) == 207
     assert memory_need.refiner_bytes(refiner, (16, 48), replace(REQUEST, guidance_scale=1.0), 9, CPU) == 207
     assert seen == [(Case("unet", 4, 16, 48), 11), (Case("unet", 3, 16, 48), 11)]
+    assert memory_need.refiner_bytes(refiner, (16, 48), replace(REQUEST, deep_cache=2), 2, CPU) == 214
 
 
 def test_what_fits_beside_the_base_is_what_is_free(
@@ -243,7 +247,7 @@ def test_a_case_counts_by_its_component(component: str, wanted: Any, monkeypatch
         return SimpleNamespace(bytes_for=lambda latents, plan: ("plan", latents) if plan == PLAN else 0)
 
     monkeypatch.setattr(memory_need, "planner_of", planner_of)
-    monkeypatch.setattr(memory_need, "unet_bytes", lambda file, config, latents, on, steps: (file, latents, steps))
+    monkeypatch.setattr(memory_need, "unet_bytes", lambda file, config, latents, on, steps, _: (file, latents, steps))
     names = ("unet", "vae_decoder", "vae_encoder", "text_encoder")
     folder: Any = SimpleNamespace(vae_factor=8, models=names, file=lambda name: name, config=lambda name: {})
     assert memory_need.case_bytes(folder, Case(component, 5, 16, 48), CPU, PLAN, steps=4) == wanted

@@ -107,7 +107,7 @@ def drawn(seed: int) -> tuple[onnx.ModelProto, Drawn]:
 
 def model_of(made: Drawn, levels: int) -> onnx.ModelProto:
     constants = {"spatial": np.array([2, 3]), "column": np.array([-1, 1]), "scales": np.array([1, 1, 2, 2], np.float32)}
-    inner = ["batch", "widest", "h", "w"] if levels > 1 else ["batch", 1, "height", "width"]
+    inner: list[str | int | None] = ["batch", "widest", "h", "w"] if levels > 1 else ["batch", 1, "height", "width"]
     inputs = [
         helper.make_tensor_value_info("sample", TensorProto.FLOAT, ["batch", 4, "height", "width"]),
         helper.make_tensor_value_info("timestep", TensorProto.INT64, []),
@@ -173,9 +173,7 @@ def test_the_outer_part_has_the_outer_weights_alone(seed: int) -> None:
         assert made.weights.keys() <= {tensor.name for tensor in cut.whole.graph.initializer}
 
 
-@pytest.mark.parametrize(
-    ("target", "family"), [("cpu", "sd1"), ("cuda", "sdxl"), ("migraphx", "sd1"), ("rocm", "sd1")]
-)
+@pytest.mark.parametrize(("target", "family"), [("cpu", "sd1"), ("cuda", "sdxl"), ("migraphx", "sd1"), ("rocm", "sd1")])
 def test_graphs_of_every_provider_are_cut(
     target: str, family: str, exported: Callable[[Case], Path], tmp_path: Path
 ) -> None:
