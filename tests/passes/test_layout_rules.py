@@ -4,6 +4,7 @@ square; the others have none."""
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import combinations
 
 import numpy as np
 import onnx
@@ -207,6 +208,27 @@ def test_it_computes_the_same_in_the_other_layout(name: str) -> None:
     np.testing.assert_allclose(found, wanted, rtol=2e-5, atol=1e-6)
     readers = [node for tensor in editor.graph.inputs for node in tensor.outputs]
     assert all(is_turning(node, LAYOUTS[layout]) for node in readers), "a node reads the image as it was"
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_a_reduction_leaves_behind_turns_where_it_has_one_order(layout: str) -> None:
+    """Of all sets of axes: the same numbers where the others stand in one order in both layouts, else no form."""
+    turning = set[tuple[int, ...]]()
+    for axes in (axes for count in (1, 2, 3) for axes in combinations(range(4), count)):
+        own = f"<int64[{len(axes)}] axes = {{{', '.join(map(str, axes))}}}>"
+        text = f"g (float[2, 4, 6, 5] x) => (float[] y) {own} {{ y = ReduceMax <keepdims = 0> (x, axes) }}"
+        proto, editor = parse(text), edit(text)
+        (node,) = editor.graph.nodes
+        if plan(Layout(editor, LAYOUTS[layout]), node) is not None:
+            turning.add(axes)
+            turned(editor, LAYOUTS[layout])
+            given = {"x": FEEDS["x"]}
+            np.testing.assert_array_equal(outputs(to_proto(editor.model), given), outputs(proto, given))
+    # Without channels, or with nothing beside them; turned, the last axis is that of the channels.
+    moved = 1 if layout == "last" else 3
+    alone = {tuple(sorted({1, 2, 3} - {kept})) for kept in (1, 2, 3)}
+    rest = {axes for count in (1, 2, 3) for axes in combinations(range(4), count) if moved in axes}
+    assert turning == rest | alone | {(0, *axes) for axes in alone}
 
 
 @pytest.mark.parametrize("name", NONE)
