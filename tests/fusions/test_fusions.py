@@ -83,6 +83,25 @@ def _run(model: onnx.ModelProto, inputs: dict[str, np.ndarray]) -> list[np.ndarr
     return list(session.run(None, {i.name: inputs[i.name] for i in session.get_inputs()}))
 
 
+@pytest.mark.parametrize("index", range(len(load_fusions()["restore_group_norm"].variants)))
+def test_fp32_parameters_become_what_an_fp16_image_is(index: int, tmp_path: Path) -> None:
+    """ONNX Runtime's GroupNorm takes gamma and beta in fp32 alone, ONNX's GroupNormalization in the image's type."""
+    fusion, rng = load_fusions()["restore_group_norm"], np.random.default_rng(index)
+    single = before_model(fusion, index, rng)
+    inputs = feeds(single, rng)
+    half = onnx.ModelProto.FromString(single.SerializeToString())
+    for info in (*half.graph.output, *(each for each in half.graph.input if each.name == "x")):
+        info.type.tensor_type.elem_type = onnx.TensorProto.FLOAT16
+    model = from_proto(half, None, "test")
+    editor = Editor(model)
+    assert apply_fusion(fusion, editor).matched == 1
+    editor.finish()
+    (found,) = _run(_saved(model, tmp_path), {**inputs, "x": inputs["x"].astype(np.float16)})
+    (wanted,) = _run(single, inputs)
+    assert found.dtype == np.float16
+    assert np.abs(found - wanted).max() <= 4e-3 * np.abs(wanted).max()
+
+
 @pytest.mark.parametrize("name", load_fusions())
 def test_file_is_complete(name: str) -> None:
     fusion = load_fusions()[name]
