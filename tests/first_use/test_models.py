@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,7 @@ from sdort.first_use.room import cache_limit
 from sdort.machine import disk
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.file_digest import file_digest
+from sdort.machine.version import __version__
 from sdort.pipelines import kept_models, remembered_hashes
 from sdort.pipelines.kept_models import MADE_OF, MODEL, USED
 
@@ -195,6 +197,34 @@ def test_the_least_recently_used_go_where_the_room_is_full(
     assert {name for name, folder in folders.items() if folder.is_dir()} == {"a"}
     said = capsys.readouterr().err
     assert said.index("removed from the cache: b (cpu, fp32") < said.index("removed from the cache: c (cpu, fp32")
+
+
+@pytest.mark.parametrize("take", [optimized_model, plan_model, models.kept_model])
+def test_a_model_that_is_taken_again_is_used_from_then_on(take: Callable[[Any, Making], Any], tmp_path: Path) -> None:
+    """By whichever way; what was used longest ago goes first."""
+    file = tmp_path / "one.safetensors"
+    file.write_bytes(b"one")
+    folder = optimized_model(file, MAKING).parent
+    os.utime(folder / USED, (1, 1))
+    assert take(find_checkpoint(file), MAKING) == folder / MODEL
+    assert kept_models.read_kept(folder).used > kept_models.read_kept(folder).made - 60
+
+
+def test_models_of_another_version_go_before_those_that_were_used_earlier(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    made = (("new", __version__, 40), ("next", "999", 50), ("newer", __version__, 60), ("past", "0.0.1", 30))
+    for number, (name, version, used) in enumerate(made):
+        folder = models_folder() / f"model-{number:032x}"
+        folder.mkdir(parents=True)
+        (folder / MODEL).write_bytes(bytes(10_000))
+        kept_models.write_kept(folder, name, "somebody/a", {"sdort": version, "provider": "cpu", "precision": "fp32"})
+        os.utime(folder / USED, (used, used))
+    cache_limit(cache_limit().used)
+    room.make_room("a", 30_000)
+    assert re.findall(r"removed from the cache: (\w+)", capsys.readouterr().err) == ["past", "next", "new"]
+    assert [kept.name for kept in kept_models.kept_models()] == ["newer"]
 
 
 def test_kept_models_are_those_whose_records_are_whole_the_last_used_first(tmp_path: Path) -> None:

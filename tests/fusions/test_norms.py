@@ -136,3 +136,25 @@ def test_what_is_no_such_norm_keeps_its_numbers(change: tuple[str, str]) -> None
     optimize_model(model, OptimizeOptions(load_target("cpu")))
     (found,) = run(model, given)
     np.testing.assert_allclose(found, expected, rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.parametrize("computed", [False, True])
+@pytest.mark.parametrize("end", ["normal = Div (x, root)  y = Mul (normal, gamma)",
+                                 "scaled = Mul (x, gamma)  y = Div (scaled, root)"])  # fmt: skip
+def test_a_factor_of_any_shape_keeps_its_numbers(end: str, computed: bool) -> None:
+    """Of a root mean square norm: one for each element of the last axis is a parameter, others are not."""
+    for dims in ((8,), (1, 8), (1, 1, 8), (1,), (), (3, 1), (3, 8), (2, 1, 1), (2, 3, 8)):
+        given = f", float[{', '.join(map(str, dims))}] gamma" if computed and dims else ""
+        text = f"""graph (float[2, 3, 8] x{given}) => (float[2, 3, 8] y) {{
+            square = Mul (x, x)  mean = ReduceMean <axes = [-1]> (square)  shifted = Add (mean, epsilon)
+            root = Sqrt (shifted)  {end}
+        }}"""
+        rng = np.random.default_rng(len(dims))
+        values = {"epsilon": np.array(1e-3, np.float32), "gamma": rng.uniform(0.5, 1.5, dims).astype(np.float32)}
+        feeds = {"x": rng.standard_normal((2, 3, 8)).astype(np.float32)} | ({"gamma": values["gamma"]} if given else {})
+        own = {name: value for name, value in values.items() if name not in feeds}
+        (expected,) = run(load(text, own, 17), feeds)
+        model = load(text, own, 17)
+        optimize_model(model, OptimizeOptions(load_target("cpu")))
+        (found,) = run(model, feeds)
+        assert np.abs(found - expected).max() <= 1e-5 * np.abs(expected).max(), dims
