@@ -233,7 +233,7 @@ class TextToImage:
         if alone:
             batches = list(batches)
             self._close_unet()
-        refiner = self.refiner = self.refiner or self._opened_refiner(folder, request.deep_cut)
+        refiner = self.refiner = self.refiner or self._opened_refiner(folder)
         refiner._use_unet(steered=False, cut=request.deep_cut)
         refiner.timings, refiner.previewer = self.timings, self.previewer
         started = time.perf_counter()
@@ -248,10 +248,10 @@ class TextToImage:
         if alone:
             self.refiner = None
 
-    def _opened_refiner(self, folder: PipelineFolder, cut: int) -> TextToImage:
+    def _opened_refiner(self, folder: PipelineFolder) -> TextToImage:
         """A refiner without a decoder of its own: the base's is the same."""
         names = [name for name in folder.needed if name != DECODER]
-        sessions = {name: self._open(folder, name, cut=cut) for name in names} | {DECODER: self.sessions[DECODER]}
+        sessions = {name: self._open(folder, name) for name in names} | {DECODER: self.sessions[DECODER]}
         refiner = assemble(folder, sessions, self.provider, None)
         refiner.schedule = self.folder
         refiner.guard = self.guard and Guard(sessions)
@@ -262,20 +262,23 @@ class TextToImage:
         del self.sessions["unet"], self.loop
         self._set_aside = None
 
-    def _use_unet(self, *, steered: bool, cut: int) -> None:
+    def _use_unet(self, *, steered: bool, cut: int = 0) -> None:
         """Have the UNet with its inputs for control images, or the one whose graph has nothing of them; and cut, unless
         ``cut`` is 0: a cut one does for requests that want it whole.
 
         Where memory has room for both the other one stays open for the next request of its kind; where it has not, the
         UNet with these inputs goes on for requests that nothing steers, and zeros are in them.
         """
+        if cut:
+            self.options = replace(self.options, deep_cut=cut)
         controlled = steered and bool(steering_inputs(self.folder.file("unet").signature.inputs))
         if "unet" not in self.sessions:
-            self.sessions["unet"] = self._open(self.folder, "unet", controlled, cut)
+            self.sessions["unet"] = self._open(self.folder, "unet", controlled)
             self.loop = Loop(self.sessions["unet"])
-        if cut not in (0, self.sessions["unet"].options.deep_cut):
-            self._cut_unet(cut)
         options = self.sessions["unet"].options
+        if cut not in (0, options.deep_cut):
+            self._reopen_unet(replace(options, control_inputs=controlled, deep_cut=cut))
+            return
         if options.control_inputs == controlled:
             return
         options = replace(options, control_inputs=controlled)
@@ -288,12 +291,11 @@ class TextToImage:
             return
         self.sessions["unet"], self.loop = loop.unet, loop
 
-    def _cut_unet(self, cut: int) -> None:
-        """Have the UNet that is open cut, in its place."""
-        detail(f"unet is loaded again, in two graphs, of which the outer one has {cut} of its skip connections")
-        place, options = self.sessions["unet"].place, replace(self.sessions["unet"].options, deep_cut=cut)
-        del self.sessions["unet"], self.loop
-        self._set_aside = None
+    def _reopen_unet(self, options: RuntimeOptions) -> None:
+        """Have the UNet cut otherwise, in the place of the one that is open."""
+        detail("unet is loaded again, in two graphs: the whole, and its outer part for --deep-cache")
+        place = self.sessions["unet"].place
+        self._close_unet()
         self.sessions["unet"] = self._opened_again(place, options)
         self.loop = Loop(self.sessions["unet"])
 
@@ -344,13 +346,13 @@ class TextToImage:
             self.sessions[component] = self._open(self.folder, component)
         return self.sessions[component]
 
-    def _open(self, folder: PipelineFolder, component: str, controlled: bool = False, cut: int = 0) -> Session:
+    def _open(self, folder: PipelineFolder, component: str, controlled: bool = False) -> Session:
         """A component that only some requests need, opened as the others are."""
         path = folder.models[component]
         with checked(folder.path, self.options.check) as content:
             content.reads([path])
             graph = self.options.graph and component == "unet"
-            options = replace(self.options, graph=graph, control_inputs=controlled, deep_cut=cut)
+            options = replace(self.options, graph=graph, control_inputs=controlled)
             session, refused = open_or_fall_back(path, component, self.provider, options)
         self.fallback = "; ".join(filter(None, [self.fallback, refused])) or None
         return session

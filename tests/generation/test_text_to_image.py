@@ -278,6 +278,25 @@ def test_a_unet_set_aside_in_another_precision_is_not_taken(unets: Any) -> None:
     assert numbers(unets) == (9, 9)
 
 
+def test_a_unet_is_cut_in_its_own_place_and_serves_requests_that_want_it_whole(unets: Any) -> None:
+    for cut, number in ((0, 0), (2, 1), (0, 1), (2, 1), (3, 2), (0, 2)):
+        unets.pipe._use_unet(steered=False, cut=cut)
+        assert numbers(unets) == (number, number)
+    assert unets.opened == [(False, False)] * 2
+    assert unets.pipe.options.deep_cut == unets.pipe.sessions["unet"].options.deep_cut == 3
+
+
+def test_a_steered_unet_is_cut_with_its_inputs(unets: Any) -> None:
+    unets.pipe._use_unet(steered=True, cut=2)
+    assert unets.opened == [(True, False)]
+    for steered, number in ((True, 1), (False, 1), (True, 1)):
+        unets.pipe._use_unet(steered=steered, cut=2)
+        assert numbers(unets) == (number, number)
+    unets.pipe._use_unet(steered=False, cut=1)
+    unets.pipe._use_unet(steered=True, cut=1)
+    assert unets.opened == [(True, False), (False, False), (True, True)]
+
+
 def test_a_unet_that_nothing_can_steer_is_one(unets: Any) -> None:
     unets.inputs = ["sample"]
     unets.pipe._use_unet(steered=True)
@@ -374,7 +393,7 @@ def test_steps_stay_on_the_device_where_they_can(
     recurrence: Any = SimpleNamespace(noises=2) if known else None
     source: Any = Source()
     conditions = StepConditions.fixed([{}, {}], 7)
-    request = Request("a", guidance_scale=3.0)
+    request = Request("a", guidance_scale=3.0, deep_cache=4)
     advance = print
     found = pipe._denoise_batch(request, STAGE, recurrence, conditions, Begins(), source, advance)  # type: ignore[arg-type]
     assert found is noise
@@ -385,14 +404,14 @@ def test_steps_stay_on_the_device_where_they_can(
     if through_host:
         unet, steps, begun, draw, *rest = seen["host"]
         assert (unet, steps, begun, draw) == (pipe.sessions["unet"], "steps", given, source.draw)
-        assert rest == [guidance, advance, previews, controls]
+        assert rest == [guidance, advance, previews, controls, 4]
         assert source.drawn == []
     else:
         batch, rows, *rest = seen["device"]
         assert (batch.copies, batch.images, batch.latent, batch.extra) == (2, 2, (4, 2, 6), 5 if extra else 0)
         assert rows.shape == (3, 2, 4, 2, 6)
         assert [rows[number].max() for number in range(3)] == [0, 1, 2]
-        assert rest == [guidance, advance, "image", "mask", given.extra, previews, controls]
+        assert rest == [guidance, advance, "image", "mask", given.extra, previews, controls, 4]
         assert source.drawn == [(4, 2, 6)] * 2
         assert batches == [batch]
 
@@ -694,6 +713,7 @@ def test_the_refiner_is_that_of_the_request(fits: bool, monkeypatch: pytest.Monk
         opened.append(folder.path.name)
         return SimpleNamespace(
             folder=folder,
+            _use_unet=lambda **asked: asked == {"steered": False, "cut": 0} or opened.append("asked otherwise"),
             _conditions=lambda requests, stages: [["condition"] * len(requests)],
             _recurrence=lambda *_: None,
             _denoise_batch=lambda *_: None,
