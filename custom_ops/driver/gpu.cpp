@@ -52,7 +52,9 @@ constexpr int kCudaMinor = 76;
 constexpr int kCudaCooperativeLaunch = 95;
 constexpr int kCudaMaxDynamicShared = 8;  // of a function
 
-void* open_library(Vendor vendor) {
+}  // namespace
+
+void* driver_library(Vendor vendor) {
     static const char* const hip[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so", nullptr};
     static const char* const cuda[] = {"libcuda.so.1", nullptr};
     const char* const* names = vendor == Vendor::kHip ? hip : cuda;
@@ -63,6 +65,8 @@ void* open_library(Vendor vendor) {
     return nullptr;
 }
 
+namespace {
+
 template <class Function>
 bool find(void* library, const char* name, Function& function) {
     function = reinterpret_cast<Function>(dlsym(library, name));
@@ -70,7 +74,7 @@ bool find(void* library, const char* name, Function& function) {
 }
 
 std::unique_ptr<Driver> make_driver(Vendor vendor) {
-    void* library = open_library(vendor);
+    void* library = driver_library(vendor);
     if (!library) return nullptr;
     auto driver = std::make_unique<Driver>();
     *driver = {};

@@ -50,6 +50,9 @@ private:
     Device device_;
 };
 
+// The vendor's driver, which is loaded here if it was not; null without one.
+void* driver_library(Vendor vendor);
+
 // Architectures of the devices that the vendor's driver sees here; empty without a driver. Never throws.
 std::vector<std::string> visible_architectures(Vendor vendor);
 

@@ -54,6 +54,7 @@ from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.environment import device_name, versions
+from sdort.runtime.memory_pool import new_pool_number
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
 from sdort.runtime.side_by_side import open_side_by_side
@@ -697,6 +698,7 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
 
 def _open_sessions(folder: PipelineFolder, options: RuntimeOptions) -> TextToImage:
     provider, replaced = choose_provider(options)
+    options = replace(options, pool=new_pool_number())  # its sessions run one after another
     loading = list(folder.needed)
     # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
     asked = {

@@ -51,6 +51,10 @@ PROVIDER = Provider(
     graph={"enable_cuda_graph": "1"},
     stream="user_compute_stream",
     memory={"arena_extend_strategy": "kSameAsRequested"},
+    pools=True,
+    # Two buffers of 4 MiB and eight of 16 KiB for each handle of cuBLAS, of which a session has two; by itself it takes
+    # 64 MiB for each on Hopper.
+    variables={"CUBLAS_WORKSPACE_CONFIG": ":4096:2:16:8"},
     exact={"use_tf32": "0"},
     custom_kernels="cuda",
     no_bf16="onnxruntime-gpu 1.31 has bf16 kernels of MultiHeadAttention and Gelu, but of GroupNorm, SkipGroupNorm, "

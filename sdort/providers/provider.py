@@ -85,6 +85,10 @@ class Provider:
     """Set on every run."""
     memory: Mapping[str, str] = field(default_factory=dict)
     """Set on every run: how it takes memory, which changes nothing that is computed or tuned."""
+    pools: bool = False
+    """Whether its sessions allocate from a pool of sdort's (:mod:`sdort.runtime.memory_pool`)."""
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment that its libraries read once, when the first session of a process is made."""
     tuning: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--tuning``; empty where there is nothing to search."""
     searched: str = "the fastest kernels"

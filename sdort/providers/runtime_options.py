@@ -38,6 +38,9 @@ class RuntimeOptions:
     stream: int = 0
     """Address of a stream of the device that everything runs on, where the provider takes one
     (:attr:`sdort.providers.provider.Provider.stream`); with 0 it makes one of its own."""
+    pool: int = 0
+    """Which memory pool sessions share that never run at the same time, where the provider has pools; with 0 each has
+    its own (:mod:`sdort.runtime.memory_pool`)."""
     graph: bool = False
     """Record a run as a graph of the device (HIP graph, CUDA graph) and replay it."""
     profile: str = ""

@@ -119,15 +119,26 @@ _NO_MEMORY = 2
 """``cudaErrorMemoryAllocation``, and HIP's."""
 
 
+_found: dict[str, str] = {}
+"""Paths of the libraries that were found loaded, by vendor: they stay so."""
+
+
 def is_reachable(vendor: str) -> bool:
-    """Whether the process has loaded the library that gives a vendor's memory."""
+    """Whether the process has loaded the library that gives a vendor's memory.
+
+    Ask once before threads open sessions: while they map memory, the kernel's list of what is mapped may have gaps.
+    """
     return vendor in _PREFIXES and _find(vendor) is not None
 
 
 def _find(vendor: str) -> str | None:
     """The library that is loaded: another copy would have another state. Where nothing tells, None."""
-    found = re.search(rf"/\S*{_LIBRARIES[vendor]}\S*", System().text("proc/self/maps") or "")
-    return found[0] if found else None
+    if vendor not in _found:
+        found = re.search(rf"/\S*{_LIBRARIES[vendor]}\S*", System().text("proc/self/maps") or "")
+        if found is None:
+            return None
+        _found[vendor] = found[0]
+    return _found[vendor]
 
 
 @cache

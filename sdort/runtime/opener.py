@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -10,10 +12,12 @@ from typing import Any
 from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
 from sdort.machine.distributions import FALLBACK, import_onnxruntime, start_session
+from sdort.machine.variables import variables
 from sdort.ops.library import resolve
 from sdort.ops.opening import prepare_model
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, provider_options, session_options
+from sdort.runtime.memory_pool import MemoryPool
 from sdort.runtime.stopping import stoppable
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -41,6 +45,7 @@ def create_session(
     data_folder: Path | None = None,
     optimization: str = ALL,
     initializers: Mapping[str, Any] | None = None,
+    pool: MemoryPool | None = None,
 ) -> Any:
     """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
 
@@ -50,6 +55,7 @@ def create_session(
         optimization: :data:`ALL`, :data:`BASIC` or :data:`NONE`.
         initializers: values that the session has for initializers of the model, where they are: an ``OrtValue`` of
             the provider's memory that does not own it, by name.
+        pool: where the session allocates the device's memory; None for ONNX Runtime's arenas.
 
     Raises:
         UsageError: the provider cannot be asked for these options.
@@ -69,6 +75,8 @@ def create_session(
         model, folder, left_out = prepare_model(model)
         data_folder = data_folder or folder
     settings = session_options(onnxruntime, provider, options, severity, left_out)
+    if pool:
+        settings.add_session_config_entry("session.use_env_allocators", "1")
     if data_folder:
         settings.add_session_config_entry(_DATA_FOLDER, str(data_folder.resolve()))
     if optimization != ALL:
@@ -77,11 +85,23 @@ def create_session(
         settings.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     for name, value in (initializers or {}).items():
         settings.add_initializer(name, value)
-    with stoppable(partial(_cancel_loading, settings)):
+    with stoppable(partial(_cancel_loading, settings)), _read_once(provider), pool.used() if pool else nullcontext():
         session, printed = start_session(onnxruntime, model, settings, [*chain, FALLBACK])
     if provider.ep not in session.get_providers():
         raise NotLoadedError(provider, _printed_reason(printed) or "ONNX Runtime gives no reason")
     return session
+
+
+_started: set[str] = set()
+"""Providers that have had a session in this process."""
+
+
+def _read_once(provider: Provider) -> AbstractContextManager[None]:
+    """Variables that a provider's libraries read when its first session is made, but for those that the user set."""
+    if provider.name in _started:
+        return nullcontext()
+    _started.add(provider.name)
+    return variables({name: value for name, value in provider.variables.items() if name not in os.environ})
 
 
 def _cancel_loading(settings: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from sdort.runtime import placement
 from sdort.runtime.deep_cut import UNET, DeepCut, cut_deep
 from sdort.runtime.device_block import is_reachable
 from sdort.runtime.failures import load_error, run_error
+from sdort.runtime.memory_pool import MemoryPool, open_pool
 from sdort.runtime.opener import ALL, FATAL, create_session
 from sdort.runtime.placed_weights import PlacedWeights, placeable
 from sdort.runtime.preparation import Preparation
@@ -54,6 +56,8 @@ _DTYPES = {
 }
 """ONNX Runtime's names of the types that NumPy has."""
 
+_ANEW = 1 << 20
+"""What a graph's number grows by when it is recorded again."""
 UNRECORDED = -1
 """In the place of a graph's number: a run that is neither recorded nor replayed (ONNX Runtime's ``gpu_graph_id``)."""
 
@@ -116,6 +120,7 @@ class Session:
         preparation: what runs before the steps, where ``ort`` has a step alone.
         inputs: the whole model's, with a preparation.
         placed: the weights that ``ort`` reads and does not own.
+        pool: what ``ort`` allocates from, where that is no arena of its own.
 
     Attributes:
         shallow: the same model without its deep part, which takes what this one gives of that as :attr:`kept`; None
@@ -133,8 +138,11 @@ class Session:
         preparation: Preparation | None = None,
         inputs: Mapping[str, TensorSpec] | None = None,
         placed: PlacedWeights | None = None,
+        pool: MemoryPool | None = None,
     ) -> None:
         self.ort = ort
+        self.pool = pool
+        self._recorded: dict[int, tuple[int, int]] = {}
         self._placed = placed
         self.path = path
         self.component = component
@@ -229,8 +237,21 @@ class Session:
             graph: with ``options.graph``, which recorded graph this is. The first run of a number records it; from then
                 on the number stands for those shapes and addresses. :data:`UNRECORDED` records and replays nothing.
         """
-        settings = self._settings(graph) if self.options.graph or self.options.stream else self._quiet
+        number = self._number_of(graph)
+        settings = self._settings(number) if self.options.graph or self.options.stream else self._quiet
         self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
+        if self.pool and number != UNRECORDED and graph not in self._recorded:
+            self._recorded[graph] = (number, self.pool.sizes().state)
+
+    def _number_of(self, graph: int) -> int:
+        """ONNX Runtime's number of a graph: a new one where its replay would write into what others took since then."""
+        if self.pool is None or not self.options.graph or graph == UNRECORDED:
+            return graph
+        number, taken = self._recorded.get(graph, (graph, None))
+        if taken in (None, self.pool.sizes().state):
+            return number
+        del self._recorded[graph]
+        return number + _ANEW
 
     def _settings(self, graph: int) -> Any:
         if graph not in self._graphs:
@@ -275,7 +296,7 @@ class Session:
     def guard(self, call: Any) -> Any:
         """Run ``call`` and turn what ONNX Runtime raises into an error of ours."""
         try:
-            with stoppable(self.stop):
+            with stoppable(self.stop), self.pool.used() if self.pool else nullcontext():
                 return call()
         except SdortError:
             raise
@@ -500,7 +521,8 @@ def _start_parts(split: StepSplit, start: _Start, step: onnx.ModelProto | None =
     """
     step = step or split.step
     # They run once for many steps: to record them would cost more than it saves.
-    early = start.with_options(graph=False, profile="")
+    # Their results stay while the step runs, each in a pool of its own.
+    early = start.with_options(graph=False, profile="", pool=0)
     prompt, time = (None if part is None else _start_graph(part, early) for part in (split.prompt, split.time))
     preparation = Preparation(prompt, time, split.each_sample, [info.name for info in step.graph.input])
     return _start_graph(step, start, preparation, split.inputs)
@@ -530,6 +552,7 @@ def _start_graph(
         own = placed.initializers if placed else {}
     else:
         own = _those_of(graph, placed.initializers)
+    pool = open_pool(provider, start.tuned.options)
     try:
         ort = create_session(
             model,
@@ -539,6 +562,7 @@ def _start_graph(
             data_folder=folder,
             optimization=start.optimization,
             initializers={**own, **initializers},
+            pool=pool,
         )
     except SdortError:
         raise
@@ -546,7 +570,7 @@ def _start_graph(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     start.tuned.apply(ort)
-    return Session(ort, path, component, provider, options, weights, preparation, inputs, placed)
+    return Session(ort, path, component, provider, options, weights, preparation, inputs, placed, pool)
 
 
 def _those_of(graph: onnx.ModelProto | None, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from sdort.errors import SdortError
 from sdort.machine.phases import phase
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.device_block import is_reachable
 from sdort.runtime.session import Session, is_logged, open_or_fall_back, prepare_session
 
 
@@ -31,6 +32,7 @@ def open_side_by_side(
     Raises:
         BadModelError, ProviderError: as ``open_or_fall_back``, for the first component that neither takes.
     """
+    is_reachable(provider.vendor)  # before there are threads
     with phase("preparation of graphs"):
         calls = {name: _prepared(path, name, provider, options) for name, (path, options) in asked.items()}
 

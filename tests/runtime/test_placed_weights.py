@@ -10,6 +10,7 @@ import gc
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -203,10 +204,20 @@ def test_too_little_memory_is_said(gpu: tuple[str, Runtime]) -> None:
         DeviceBlock(vendor, 7, 10)
 
 
-def test_only_a_library_that_is_loaded_gives_memory() -> None:
+def test_only_a_library_that_is_loaded_gives_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not device_block.is_reachable("")
     assert not device_block.is_reachable("intel")
+    monkeypatch.setattr(device_block, "_found", {})
     assert device_block.is_reachable("amd") == ("libamdhip64.so" in Path("/proc/self/maps").read_text())
+
+
+def test_a_library_that_was_found_is_not_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Threads that map memory leave gaps in the list of what is mapped."""
+    maps = ["", "7f00-7f01 r-xp 0 0 0 /opt/lib/libcudart.so.13\n", ""]
+    monkeypatch.setattr(device_block, "_found", {})
+    monkeypatch.setattr(device_block, "System", lambda: SimpleNamespace(text=lambda name: maps.pop(0)))
+    assert [device_block.is_reachable("nvidia") for _ in range(3)] == [False, True, True]
+    assert maps == [""]
 
 
 ON_ROCM = """

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -467,3 +469,102 @@ def test_results_that_cannot_be_kept_cost_a_warning(
     )
     tuning_results.keep_shapes(made, {"x": (1,)})
     assert "what was tuned is lost: no cache" in " ".join(capsys.readouterr().err.split())
+
+
+class Pool:
+    """What a session asks of its pool: who has it, and what is taken."""
+
+    def __init__(self) -> None:
+        self.state = 1
+        self.users = 0
+
+    def sizes(self) -> Any:
+        return SimpleNamespace(state=self.state)
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+
+
+@pytest.fixture
+def recorder() -> tuple[Session, Pool, list[str]]:
+    """A session with graphs on a pool, and the numbers under which ONNX Runtime ran them."""
+    numbers: list[str] = []
+    pool = Pool()
+
+    def run_with_iobinding(binding: Any, settings: Any) -> None:
+        assert pool.users == 1
+        numbers.append(settings.get_run_config_entry("gpu_graph_id"))
+        if numbers.count(numbers[-1]) == 1 and int(numbers[-1]) > 0:
+            pool.state += 10  # recording takes what stays
+
+    made = make(replace(PLAIN, graph=True), pool=cast("Any", pool))
+    made.ort.run_with_iobinding = run_with_iobinding
+    return made, pool, numbers
+
+
+def test_a_graph_is_recorded_again_where_the_pool_changed(recorder: tuple[Session, Pool, list[str]]) -> None:
+    """Its replay writes into what was free when it was recorded. A run that is not recorded has no such place."""
+    made, pool, numbers = recorder
+    first, second = made.new_graph(), made.new_graph()
+    for _ in range(3):
+        made.run_bound(None, first)
+    assert numbers == ["1", "1", "1"]
+    pool.state += 100  # somebody took a block
+    made.run_bound(None, session.UNRECORDED)
+    made.run_bound(None, first)
+    made.run_bound(None, first)
+    assert numbers[3] == "-1"
+    assert numbers[4] == numbers[5] != "1"
+    made.run_bound(None, second)  # which takes a block too
+    assert numbers[6] == "2"
+    made.run_bound(None, first)
+    assert len({*numbers[:3], numbers[4], numbers[6], numbers[7]}) == 4
+
+
+def test_without_a_pool_a_graph_keeps_its_number() -> None:
+    numbers: list[str] = []
+    made = make(replace(PLAIN, graph=True))
+    made.ort.run_with_iobinding = lambda binding, settings: numbers.append(
+        settings.get_run_config_entry("gpu_graph_id")
+    )
+    made.run_bound(None, 5)
+    made.run_bound(None, 5)
+    assert numbers == ["5", "5"]
+
+
+def test_everything_of_a_session_is_in_its_pool() -> None:
+    pool = Pool()
+    made = make(pool=cast("Any", pool))
+    assert made.guard(lambda: pool.users) == 1
+    with pytest.raises(ProviderError):
+        made.guard(lambda: 1 / 0)
+    assert pool.users == 0
+
+
+def test_variables_are_there_for_the_first_session_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a library reads once; the user's own value goes before, and nobody else finds it there."""
+    seen: list[str | None] = []
+    real: Any = opener.start_session  # type: ignore[attr-defined]
+
+    def start(*args: Any) -> Any:
+        seen.append(os.environ.get("SDORT_TEST_VARIABLE"))
+        return real(*args)
+
+    monkeypatch.setattr(opener, "start_session", start)
+    model = parser.parse_model(
+        '<ir_version: 8, opset_import: ["": 18]> g (float[1] x) => (float[1] y) {y = Neg (x)}'
+    ).SerializeToString()
+    for given in (None, "theirs"):
+        monkeypatch.setattr(opener, "_started", set())
+        if given:
+            monkeypatch.setenv("SDORT_TEST_VARIABLE", given)
+        provider = Provider(CPU.target, rank=0, variables={"SDORT_TEST_VARIABLE": "ours"})
+        for _ in range(2):
+            create_session(model, provider, PLAIN)
+        assert os.environ.get("SDORT_TEST_VARIABLE") == given
+    assert seen == ["ours", None, "theirs", "theirs"]
