@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -17,7 +18,7 @@ from sdort import console
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter import open_source, replacements, single_source, source, vae_parts
 from sdort.exporter.ip_adapters import IpAdapterFiles
-from sdort.exporter.replacements import Replacements, replace_parts
+from sdort.exporter.replacements import MadeWith, Replacements, replace_parts
 from sdort.exporter.source import Source, check_processors, read_source
 from sdort.exporter.vae_parts import VaePart, read_vae
 from sdort.machine.subprocesses import WorkerError
@@ -209,6 +210,32 @@ def test_parts_that_are_replaced(
     before: Any = "_with_scheduler" if timed else given
     assert calls == [*timed, *([("_with_vae", before, Path("v"), Path("f"))] if vae else [])]
     assert found == ("_with_vae" if vae else before)
+
+
+@pytest.mark.parametrize("option", ["config", "vae"])
+@pytest.mark.parametrize("place", ["there", "moved", "edited", "edited, and moved as it was", "gone"])
+def test_what_an_export_was_made_with_is_known_by_its_content(option: str, place: str, tmp_path: Path) -> None:
+    """A folder of the same name is another one where its files are others, wherever it lies."""
+
+    def made_with(path: Path) -> MadeWith:
+        return MadeWith(Replacements(config=path) if option == "config" else Replacements(vae=path))
+
+    part, beside = tmp_path / "part", tmp_path / "beside"
+    part.mkdir()
+    (part / "weights.safetensors").write_bytes(bytes(5000))
+    manifest = json.loads(json.dumps({"made_with": made_with(part).record()}))
+    if "moved" in place:
+        shutil.copytree(part, beside / "part")
+    if "edited" in place:
+        (part / "weights.safetensors").write_bytes(bytes(4999) + b"1")
+    elif place != "there":
+        shutil.rmtree(part)
+    if place in ("edited", "gone"):
+        with pytest.raises(UsageError, match=f"made with --{option} .*part, which is not there, or is another one"):
+            MadeWith.of_manifest(manifest, [beside])
+    else:
+        found = MadeWith.of_manifest(manifest, [beside])
+        assert found == made_with(beside / "part" if "moved" in place else part)
 
 
 @pytest.mark.parametrize("own", [None, {"latent_channels": 4, "scaling_factor": 0.25}], ids=["none", "own"])

@@ -21,6 +21,7 @@ from sdort.integrations.torch.tensor_session import TensorSession, _check_sizes,
 from sdort.integrations.torch.text_module import GraphTextEncoder, SkippedStates
 from sdort.integrations.torch.torch_place import TorchPlace
 from sdort.integrations.torch.unet_adapters import _refuse_text_encoders
+from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.model.signature import TensorSpec
 
 CPU = TorchPlace(torch.device("cpu"))
@@ -594,3 +595,20 @@ def test_a_step_has_the_weights_of_its_own_scale(monkeypatch: pytest.MonkeyPatch
     unet.adapters = None
     assert unet._run({"x": 2}, 1.0) == {"y": {"x": 2}}
     assert events == [{"x": 2}]
+
+
+@pytest.mark.parametrize("given", range(5))
+@pytest.mark.parametrize("kind", [CONTROLNET, T2I_ADAPTER])
+def test_a_controlnet_has_a_tensor_for_each_input_and_an_adapter_may_have_fewer(kind: str, given: int) -> None:
+    """diffusers' UNet takes an adapter's features level by level, as many as there are."""
+    names = {CONTROLNET: ["c0", "c1", MID], T2I_ADAPTER: ["a0", "a1", "a2"]}
+    unet: Any = SimpleNamespace(
+        _exported_residuals=names, session=SimpleNamespace(inputs=dict.fromkeys([*names[CONTROLNET], "a0", "a1", "a2"]))
+    )
+    tensors: list[Any] = [*range(given)]
+    if given in (0, 3) or (kind == T2I_ADAPTER and given < 3):
+        expected = dict(zip(names[kind], tensors, strict=False))
+        assert GraphUNet._residuals(unet, kind, tensors) == expected
+    else:
+        with pytest.raises(UsageError, match=f"a control of {given} tensors does not fit this UNet, which takes 3"):
+            GraphUNet._residuals(unet, kind, tensors)
