@@ -3,11 +3,13 @@
 All run in turns in one process, with random weights, so that ratios hold whatever else the machine does:
 
     python scripts/bench_control.py --provider cuda --fp16 --family sd1 --size 512 --graph
-    python scripts/bench_control.py --provider cpu --family tiny --size 64
+    python scripts/bench_control.py --provider cpu --family tiny --size 64 --work DIR
 
 Rows: plain (a UNet exported without --control), unused (exported with it and opened as a run that nothing steers opens
 it), zeros (opened with its inputs, zeros bound), one and two ControlNets. A T2I-Adapter runs once an image, and a step
-then costs what one with zeros does. Times are medians of a step.
+then costs what one with zeros does. Times are medians of a step. What the UNet gives is compared before: unused inputs
+and zeros change nothing but roundings, and a ControlNet changes something; else the exit code is 1. With --work the
+models are made there once.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -62,9 +65,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "projection_class_embeddings_input_dim": 2816,
     },
 }
-TOKENS = 77
+TOKENS, FACTOR = 77, 8
+"""Of a prompt, and pixels a latent."""
 ROWS = {"plain": 0, "unused": 0, "zeros": 0, "one": 1, "two": 2}
 """Row -> its ControlNets."""
+ROUNDED = {False: 1e-4, True: 4e-3}
+"""By --fp16, norm over norm: sums in another order."""
 WITHOUT_INPUTS = ("plain", "unused")
 """Rows whose UNet is opened without inputs for control images."""
 
@@ -87,18 +93,20 @@ def make(family: str, folder: Path) -> None:
 
 
 def prepare(folder: Path, args: argparse.Namespace) -> dict[str, Path]:
-    """Export and optimize; row or ``net`` -> the model's file."""
+    """Export and optimize, once; row or ``net`` -> the model's file."""
     static = f"{args.images}x{args.size}x{args.size}" if args.static else None
     for name, source, control in (("plain", "unet", False), ("unused", "unet", True), ("net", "net", False)):
-        sdort.export(folder / source, folder / f"{name} model", control=control, static=static)
-        sdort.optimize(folder / f"{name} model", folder / f"{name} fast", provider=args.provider, fp16=args.fp16)
+        if not (folder / f"{name} model").exists():
+            sdort.export(folder / source, folder / f"{name} model", control=control, static=static)
+        if not (folder / f"{name} fast").exists():
+            sdort.optimize(folder / f"{name} model", folder / f"{name} fast", provider=args.provider, fp16=args.fp16)
     unet = {row: folder / f"{row if row == 'plain' else 'unused'} fast" / "unet" / "model.onnx" for row in ROWS}
     return {**unet, "net": folder / "net fast" / "controlnet" / "model.onnx"}
 
 
-def step_of(session: Session, controls: Controls | None, args: argparse.Namespace) -> Callable[[], None]:
-    """One step of the UNet and its ControlNets on buffers that are bound once."""
-    batch = Batch(2, args.images, (4, args.size // 8, args.size // 8))
+def step_of(session: Session, controls: Controls | None, args: argparse.Namespace) -> Callable[[], BoundBuffers]:
+    """One step of the UNet and its ControlNets on buffers that are bound once, which it returns."""
+    batch = Batch(2, args.images, (4, args.size // FACTOR, args.size // FACTOR))
     shapes = {
         name: tuple(_number(spec, axis) for axis in range(1, len(spec.shape)))
         for name, spec in session.inputs.items()
@@ -111,10 +119,11 @@ def step_of(session: Session, controls: Controls | None, args: argparse.Namespac
     buffers.row.words.write(buffers.step_rows(np.full(1, 500), StepConditions.fixed([conditions], 1))[0])
     buffers.write_conditioning(conditions)
 
-    def step() -> None:
+    def step() -> BoundBuffers:
         if controls:
             controls.prepare(0, 1, buffers)
         buffers.run()
+        return buffers
 
     return step
 
@@ -124,19 +133,37 @@ def _number(spec: TensorSpec, axis: int) -> int:
     return size if isinstance(size, int) else TOKENS
 
 
-def measure(paths: dict[str, Path], args: argparse.Namespace) -> dict[str, float]:
-    """Median milliseconds of each row, all rows in turns."""
+def opened(paths: dict[str, Path], args: argparse.Namespace) -> dict[str, Callable[[], BoundBuffers]]:
+    """The step of each row."""
     provider = find_provider(args.provider)
     options = RuntimeOptions(provider=args.provider, graph=args.graph, custom_ops=args.custom_ops)
     picture = np.random.default_rng(1).integers(0, 256, (args.size, args.size, 3), np.uint8)
     file = read_component(paths["net"], "controlnet")
-    steps: dict[str, Callable[[], None]] = {}
+    steps: dict[str, Callable[[], BoundBuffers]] = {}
     for row, count in ROWS.items():
         with_inputs = replace(options, control_inputs=row not in WITHOUT_INPUTS)
         session = open_session(paths[row], "unet", provider, with_inputs)
         models = [ControlModel(ControlChoice(paths["net"].parent.parent, picture).read(), file)] * count
         controls = RunningControls().use(models, (args.size, args.size), session, guess=False)
         steps[row] = step_of(session, controls, args)
+    return steps
+
+
+def wrong_rows(steps: dict[str, Callable[[], BoundBuffers]], args: argparse.Namespace) -> list[str]:
+    """Sentences on rows whose output is not what it has to be beside the plain one's."""
+    outputs = {row: step().output.read().astype(np.float64) for row, step in steps.items()}
+    norm, most, said = np.linalg.norm(outputs["plain"]), ROUNDED[args.fp16], []
+    for row, values in outputs.items():
+        off = float(np.linalg.norm(values - outputs["plain"]) / norm)
+        if not (off <= most if ROWS[row] == 0 else off > most):
+            said.append(
+                f"{row}: {off:.1e} from plain, which has to be {'at most' if ROWS[row] == 0 else 'more than'} {most}"
+            )
+    return said
+
+
+def measure(steps: dict[str, Callable[[], BoundBuffers]], args: argparse.Namespace) -> dict[str, float]:
+    """Median milliseconds of each row, all rows in turns."""
     seconds: dict[str, list[float]] = {row: [] for row in steps}
     for turn in range(args.repeat + args.warmup):
         for row, step in steps.items():
@@ -147,7 +174,7 @@ def measure(paths: dict[str, Path], args: argparse.Namespace) -> dict[str, float
     return {row: 1000 * statistics.median(values) for row, values in seconds.items()}
 
 
-def main() -> None:
+def main() -> int:
     """Measure and print a table, or with ``--json`` an object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
@@ -160,17 +187,22 @@ def main() -> None:
     parser.add_argument("--custom-ops", default="auto", help="as of sdort run")
     parser.add_argument("--warmup", type=int, default=5)
     parser.add_argument("--repeat", type=int, default=30)
+    parser.add_argument("--work", type=Path, help="make the models here, and keep them")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        make(args.family, Path(folder))
-        medians = measure(prepare(Path(folder), args), args)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = args.work or Path(scratch)
+        if not (folder / "net").exists():
+            make(args.family, folder)
+        steps = opened(prepare(folder, args), args)
+        wrong, medians = wrong_rows(steps, args), measure(steps, args)
+    print(*wrong, sep="\n", end="\n" if wrong else "", file=sys.stderr)
     if args.json:
         print(json.dumps(medians))
-        return
-    for row, value in medians.items():
+    for row, value in medians.items() if not args.json else ():
         print(f"{row:8} {value:9.3f} ms  {value / medians['plain']:6.3f} x plain")
+    return 1 if wrong else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

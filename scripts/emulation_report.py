@@ -6,7 +6,7 @@
 An error is in units of what the kernel's other tests allow (their tolerances, against float64): 1 and less is right.
 Builds the machine code where that has not been done (tests/support/native.py). A cell says "stop" where the
 emulator refused to go on, and "-" where a target has no such kernel; targets whose machine code of a kernel is the same
-share a run.
+share a run. The exit code is 1 if one is wrong or stopped.
 """
 
 from __future__ import annotations
@@ -38,8 +38,12 @@ def main() -> int:
         print(f"|{kernel:31}|{'|'.join(f'{cell:>4}' for cell in cells)}|")
     distinct = {code for target in targets for name, code in target.code.items() if args.kernel in name}
     total = sum(args.kernel in name for target in targets for name in target.code)
+    wrong = [
+        f"{name}: {kernel}" for name, found in errors.items() for kernel, error in found.items() if not right(error)
+    ]
     print(f"\n{total} kernels in {len(targets)} objects, {len(distinct)} of them different.")
-    return 0
+    print(*[f"wrong: {each}" for each in wrong], sep="\n", end="\n" if wrong else "", file=sys.stderr)
+    return 1 if wrong else 0
 
 
 def errors_of(target: emulated.Target, part: str) -> dict[str, str]:
@@ -57,6 +61,10 @@ def errors_of(target: emulated.Target, part: str) -> dict[str, str]:
         for kernel in outcome.kernels:
             worst[kernel] = max(worst[kernel], outcome.error if outcome.same else math.inf)
     return {kernel: text_of(error) for kernel, error in worst.items()}
+
+
+def right(text: str) -> bool:
+    return text not in ("stop", ">10") and float(text) <= 1
 
 
 def text_of(error: float) -> str:

@@ -1,16 +1,19 @@
 #!/usr/bin/env python3
 """``sdort export`` of a checkpoint whose architecture is known, in turn with ``cp`` of its weights.
 
-    python scripts/export_benchmark.py --work DIR [--rounds N] [--json FILE] [--keep]
+    python scripts/export_benchmark.py --work DIR [--rounds N] [--traces DIR] [--json FILE] [--keep]
 
-DIR needs 11 GB. The checkpoint is Stable Diffusion 1.5's whole UNet with seeded random weights. Its first export traces
-it; then it is exported N times (5) and copied N times, in turn, in processes of their own. The checkpoint is in the
-system's cache, and what one step wrote is on the disk before the next one begins.
+DIR needs 11 GB. The checkpoint is DIR/checkpoint, by default Stable Diffusion 1.5's whole UNet with seeded random
+weights. Its first export traces it; then it is exported N times (5) and copied N times, in turn, in processes of their
+own. The checkpoint is in the system's cache, and what one step wrote is on the disk before the next one begins. With
+--traces the exporter's traces are kept there, and what it has once is traced no more. The exit code is 1 if a later
+export gives other bytes than the first.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import os
 import platform
 import shutil
@@ -37,6 +40,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--traces", type=Path)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", action="store_true", help="Leave checkpoint and exports in DIR.")
     args = parser.parse_args()
@@ -46,19 +50,27 @@ def main() -> int:
         measured([sys.executable, "-c", CHECKPOINT, str(source)])
     weights = source / "unet" / "diffusion_pytorch_model.safetensors"
     command = [sys.executable, "-m", "sdort", "-q", "export", str(source), str(out)]
-    traces = args.work / "traces"
-    shutil.rmtree(traces, ignore_errors=True)
+    traces = args.traces or args.work / "traces"
+    if not args.traces:
+        shutil.rmtree(traces, ignore_errors=True)
     command += ["--component", "unet", "--overwrite", "--cache-dir", str(traces)]
+    first, expected = measured(command), digest(out)
     result = {
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "versions": {package: version(package) for package in ("torch", "diffusers", "onnx", "xxhash")},
         "megabytes": weights.stat().st_size / 1e6,
-        "first": measured(command),
+        "first": first,
         "rounds": rounds(command, weights, out, args.rounds),
     }
     show(result)
+    equal = digest(out) == expected
     finish(args, result)
-    return 0
+    return 0 if equal else 1
+
+
+def digest(folder: Path) -> list[str]:
+    """SHA-256 of the UNet's files."""
+    return [hashlib.sha256(file.read_bytes()).hexdigest() for file in sorted((folder / "unet").iterdir())]
 
 
 def rounds(command: list[str], weights: Path, out: Path, count: int) -> list[dict[str, float]]:
@@ -77,7 +89,7 @@ def rounds(command: list[str], weights: Path, out: Path, count: int) -> list[dic
 
 def show(result: dict[str, Any]) -> None:
     first, runs = result["first"], result["rounds"]
-    print(f"SD 1.5 UNet, {result['megabytes']:.0f} MB, {result['machine']}, {result['versions']}\n")
+    print(f"UNet, {result['megabytes']:.0f} MB, {result['machine']}, {result['versions']}\n")
     print("| | seconds | peak memory, MiB |\n|---|---|---|")
     print(f"| first export, traced | {first['seconds']:.1f} | {first['peak_mib']:.0f} |")
     for name, pick in (("median", statistics.median), ("least", min)):

@@ -6,7 +6,8 @@
 
 FAST is a folder of sdort optimize. The component runs as `sdort bench` runs it; torch's profiler (CUPTI, roctracer)
 records every kernel of the process. The time of a run in a device graph stands beside the sum of the kernels: the
-difference is gaps between kernels.
+difference is gaps between kernels. The exit code is 5 if the profiler saw no kernel, or kernels that take longer than
+twice the run.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,8 @@ from sdort.runtime.probe import choose_provider
 from sdort.workload.cases import Case
 
 RUNS, WARMUP, REPEAT = 5, 5, 30
+MOST = 2.0
+"""Times the run in a graph that its kernels may take together when they run one by one."""
 
 
 def main() -> int:
@@ -43,7 +47,7 @@ def main() -> int:
         print(error, file=sys.stderr)
         return error.exit_code
     total = sum(microseconds for _, microseconds in kernels.values())
-    print(f"{torch.cuda.get_device_name()}: {args.component}, batch {args.batch}, {args.size}")
+    print(f"{device_name()}: {args.component}, batch {args.batch}, {args.size}")
     print(f"a run in a device graph {graph:,.0f} us; kernels {total:,.0f} us, the rest {graph - total:,.0f} us")
     print(f"{'us':>9} {'launches':>8}  kernel")
     ranked = sorted(kernels.items(), key=lambda item: -item[1][1])
@@ -53,7 +57,14 @@ def main() -> int:
     print(f"{sum(t for _, (_, t) in rest):9.1f} {sum(n for _, (n, _) in rest):8.0f}  {len(rest)} other kernels")
     if args.json:
         args.json.write_text(json.dumps({"graph_us": graph, "kernels": kernels}, indent=2))
+    if not 0 < total < MOST * graph:
+        print("the kernels are not those of these runs: was the profiler allowed to see them?", file=sys.stderr)
+        return 5
     return 0
+
+
+def device_name() -> str:
+    return str(torch.cuda.get_device_name()) if torch.cuda.is_available() else "no GPU"
 
 
 def arguments() -> argparse.Namespace:
@@ -83,8 +94,9 @@ def runner(args: argparse.Namespace, graph: bool) -> Any:
 
 
 def timed(args: argparse.Namespace) -> float:
-    """Microseconds of a run that a device graph replays, in the median."""
-    run, times = runner(args, graph=True), []
+    """Microseconds of a run that a device graph replays, in the median; where there are no graphs, of a plain run."""
+    graphs = bool(choose_provider(RuntimeOptions(args.provider))[0].graph)
+    run, times = runner(args, graph=graphs), []
     for _ in range(REPEAT):
         start = time.perf_counter()
         run()
@@ -94,17 +106,23 @@ def timed(args: argparse.Namespace) -> float:
 
 def profiled(args: argparse.Namespace) -> dict[str, tuple[float, float]]:
     """Launches and microseconds of each kernel in a run, by a name without arguments."""
-    run = runner(args, graph=False)
+    found: dict[str, list[float]] = defaultdict(list)
+    for name, microseconds in recorded(runner(args, graph=False)):
+        found[short(name)].append(microseconds)
+    return {name: (len(times) / RUNS, sum(times) / RUNS) for name, times in found.items()}
+
+
+def recorded(run: Callable[[], object]) -> list[tuple[str, float]]:
+    """The kernels of :data:`RUNS` runs in order, each with its microseconds, as a GPU's profiler sees them."""
+    if not torch.cuda.is_available():
+        return []
     activities = [torch.profiler.ProfilerActivity.CUDA]
     with torch.profiler.profile(activities=activities) as profile:
         for _ in range(RUNS):
             run()
         torch.cuda.synchronize()
-    found: dict[str, list[float]] = defaultdict(list)
-    for event in profile.events():
-        if event.device_type != torch.autograd.DeviceType.CPU:
-            found[short(event.name)].append(event.device_time)
-    return {name: (len(times) / RUNS, sum(times) / RUNS) for name, times in found.items()}
+    on_gpu = (event for event in profile.events() if event.device_type != torch.autograd.DeviceType.CPU)
+    return [(event.name, event.device_time) for event in on_gpu]
 
 
 def short(name: str) -> str:

@@ -1,14 +1,18 @@
 #!/usr/bin/env python3
 """Neighbours on one GPU: concurrent sessions in threads and processes; each must make progress and be right.
 
-    python scripts/gpu_neighbours.py --work DIR --custom-ops FILE [--provider cuda|rocm] [--sessions 1,2,3,6,12]
-        [--processes 1,2] [--modes stream,graph] [--parts vae,mixed] [--seconds 8] [--stall 30] [--json FILE]
+    python scripts/gpu_neighbours.py --work DIR [--provider cuda|rocm|cpu] [--sessions 1,2,3,6,12] [--processes 1,2]
+        [--modes stream,graph] [--parts vae,mixed] [--family sd15] [--size 512x512] [--seconds 8] [--stall 30]
+        [--custom-ops FILE] [--json FILE]
 
 Stable Diffusion 1.5's full architecture with seeded random weights, fp16, static: the decoder of 512x512 images, alone
 ("vae") or half of the sessions each with a UNet's step ("mixed"). Every session has inputs of its own and runs in a
-thread of its own; every result must have the bits that the session had when it ran alone. A configuration in which no
-session ends a run for --stall seconds hangs: its processes are killed, and this script ends with 1. Runs a second are
-those of all sessions together.
+thread of its own; every result must have the bits that the session had when it ran alone. A configuration ends as
+"done"; as "hang" if no session ended a run for --stall seconds, and its processes are killed; or as "died" with the
+exit code of a process that ended before its time. The exit code is 1 if one is not done, or a result is wrong. Runs a
+second are those of all sessions together.
+
+--provider cpu --family tiny --size 64x64 --modes stream tries all of it without a GPU; its times say nothing.
 """
 
 from __future__ import annotations
@@ -19,13 +23,15 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-Array = np.ndarray[Any, Any]
+BATCHES = {"vae_decoder": 1, "unet": 2}
+OPENING = 60
+"""Seconds that sessions may take to open, beside --stall."""
 
 
 def main() -> int:
@@ -33,8 +39,7 @@ def main() -> int:
     if args.worker:
         return work(args)
     args.work.mkdir(parents=True, exist_ok=True)
-    for part in ("vae_decoder", "unet"):
-        model(part, args)
+    args.models = {part: model(part, args) for part in ("vae_decoder", "unet")}
     rows = [
         measure(args, mode, part, processes, sessions)
         for mode in args.modes.split(",")
@@ -51,7 +56,9 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm"])
+    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
+    parser.add_argument("--family", default="sd15", choices=["sd15", "tiny"])
+    parser.add_argument("--size", default="512x512", help="of the images")
     parser.add_argument("--custom-ops", default="auto")
     parser.add_argument("--sessions", default="1,2,3,6,12", help="in all, over the processes")
     parser.add_argument("--processes", default="1,2")
@@ -60,17 +67,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--stall", type=float, default=30.0)
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)  # the parts of one process's sessions
-    args = parser.parse_args()
-    args.size, args.batch = "512x512", 2
-    return args
+    parser.add_argument("--worker", default="", help=argparse.SUPPRESS)  # the models of one process's sessions
+    return parser.parse_args()
 
 
 def model(part: str, args: argparse.Namespace) -> Path:
-    from gpu_benchmark import make_pipeline, optimized
+    from gpu_benchmark import make_checkpoint, optimized
 
-    args.batch = 2 if part == "unet" else 1
-    return optimized(part, make_pipeline(args.work / "checkpoint"), args, static=True)
+    args.batch = BATCHES[part]
+    device = "cpu" if args.provider == "cpu" else "cuda"
+    checkpoint = make_checkpoint(args.family, args.work / f"checkpoint-{args.family}", device)
+    return optimized(part, checkpoint, args, static=True)
 
 
 def measure(args: argparse.Namespace, mode: str, part: str, processes: int, sessions: int) -> dict[str, Any]:
@@ -82,13 +89,13 @@ def measure(args: argparse.Namespace, mode: str, part: str, processes: int, sess
         for worker in workers:
             worker.tell("go")
         done = ready and all(worker.wait_for("done") for worker in workers)
-        hang = any(worker.process.poll() is None and "done" not in worker.seen for worker in workers)
+        end = "done" if done else next(filter(None, (worker.death() for worker in workers)), "hang")
     finally:
         for worker in workers:
             worker.end()
     runs = sum(worker.runs for worker in workers)
     row = {
-        "mode": mode, "part": part, "processes": processes, "sessions": sessions, "hang": hang,
+        "mode": mode, "part": part, "processes": processes, "sessions": sessions, "end": end,
         "runs": runs, "wrong": sum(worker.wrong for worker in workers), "runs a second": round(runs / args.seconds, 1),
         "ok": done and runs > 0 and not any(worker.wrong for worker in workers),
     }  # fmt: skip
@@ -102,13 +109,12 @@ class Worker:
     def __init__(self, args: argparse.Namespace, mode: str, parts: list[str]) -> None:
         command = [sys.executable, __file__, "--work", str(args.work), "--provider", args.provider]
         command += ["--custom-ops", str(args.custom_ops), "--modes", mode, "--seconds", str(args.seconds)]
-        self.process = subprocess.Popen(
-            [*command, "--worker", ",".join(parts)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        command += ["--size", args.size, "--worker", json.dumps([[part, str(args.models[part])] for part in parts])]
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.stall = args.stall
         self.runs = self.wrong = 0
         self.seen: set[str] = set()
-        self.last = time.monotonic() + 60  # sessions take a while to open
+        self.last = time.monotonic() + OPENING
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
@@ -129,19 +135,21 @@ class Worker:
             time.sleep(0.05)
         return word in self.seen
 
+    def death(self) -> str:
+        """How a process ended that has not done its work; nothing while it runs."""
+        code = self.process.poll()
+        return "" if code is None or "done" in self.seen else f"died with exit code {code}"
+
     def tell(self, word: str) -> None:
         self.last = time.monotonic()
-        if self.process.poll() is None and self.process.stdin:
-            print(word, file=self.process.stdin, flush=True)
+        if self.process.stdin:
+            with suppress(BrokenPipeError):  # it died
+                print(word, file=self.process.stdin, flush=True)
 
     def end(self) -> None:
         if "done" not in self.seen:
             self.process.kill()
         self.process.wait()
-
-
-def static(shape: Iterable[int | str | None]) -> list[int]:
-    return [size for size in shape if isinstance(size, int)]
 
 
 class Runner(threading.Thread):
@@ -155,55 +163,61 @@ class Runner(threading.Thread):
     EVERY = 8
     """Runs between two whose result is looked at: a copy to the host waits, and keeps the others from their work."""
 
-    def __init__(self, part: str, args: argparse.Namespace, seed: int, all_ready: threading.Barrier) -> None:
+    def __init__(self, part: str, path: str, args: argparse.Namespace, seed: int, all_ready: threading.Barrier) -> None:
         super().__init__()
+        from sdort.errors.number_ranges import parse_size
+        from sdort.pipelines.folder import open_folder
         from sdort.providers import find_provider
         from sdort.providers.runtime_options import RuntimeOptions
         from sdort.runtime.session import open_session
+        from sdort.workload.cases import Case, make_feeds
 
         options = RuntimeOptions(args.provider, custom_ops=args.custom_ops, graph=args.modes == "graph")
-        self.session = open_session(model(part, args), part, find_provider(args.provider), options)
-        self.binding = self.session.ort.io_binding()
-        rng = np.random.default_rng(seed)
-        for name, spec in self.session.inputs.items():
-            value = (rng.normal(size=static(spec.shape)) * 0.5).astype(spec.dtype)
-            self.binding.bind_ortvalue_input(name, self.session.upload(value))
-        [spec] = self.session.outputs
-        self.output = self.session.upload(np.zeros(static(spec.shape), spec.dtype))
-        self.binding.bind_ortvalue_output(spec.name, self.output)
+        session = open_session(Path(path), part, find_provider(args.provider), options)
+        factor = open_folder(Path(path).parents[1], ()).vae_factor
+        case = Case(part, BATCHES[part], *parse_size(args.size), seed=seed)
+        self.binding = session.bind(make_feeds(case, session.inputs, factor))
         self.all_ready, self.seconds = all_ready, args.seconds
         self.runs = self.wrong = 0
+        self.failed = False
+
+    def bits(self) -> bytes:
+        """The output of the last run: bits are compared, as a NaN would be equal to nothing."""
+        (output,) = self.binding.outputs().values()
+        return output.tobytes()
 
     def run(self) -> None:
         try:
             self.work()
         except BaseException:
+            self.failed = True
             self.all_ready.abort()
             raise
 
     def work(self) -> None:
         with self.recording:
             for _ in range(3):
-                self.session.run_bound(self.binding)
-                expected: Array = self.session.download(self.output)
-        assert np.isfinite(expected.astype(np.float32)).all(), "the model gives no finite numbers"
+                self.binding.run()
+            expected = self.bits()
+        (output,) = self.binding.outputs().values()
+        assert np.isfinite(output.astype(np.float32)).all(), "the model gives no finite numbers"
         self.all_ready.wait()
         self.all_ready.wait()
         end = time.monotonic() + self.seconds
         while time.monotonic() < end:
             for _ in range(self.EVERY):
-                self.session.run_bound(self.binding)
+                self.binding.run()
                 self.runs += 1
-            # Bits are compared: a NaN would be equal to nothing.
-            self.wrong += self.session.download(self.output).tobytes() != expected.tobytes()
+            self.wrong += self.bits() != expected
 
 
 def work(args: argparse.Namespace) -> int:
-    import torch  # noqa: F401  loads the CUDA libraries that ONNX Runtime needs
+    if args.provider != "cpu":
+        import torch  # noqa: F401  loads the CUDA libraries that ONNX Runtime needs
 
-    parts = args.worker.split(",")
-    all_ready = threading.Barrier(len(parts) + 1)
-    runners = [Runner(part, args, seed, all_ready) for seed, part in enumerate(parts)]
+    models = json.loads(args.worker)
+    all_ready = threading.Barrier(len(models) + 1)
+    runners = [Runner(part, path, args, seed, all_ready) for seed, (part, path) in enumerate(models)]
     for runner in runners:
         runner.start()
     all_ready.wait()
@@ -215,6 +229,8 @@ def work(args: argparse.Namespace) -> int:
         going = any(runner.is_alive() for runner in runners)
         print("runs", sum(runner.runs for runner in runners), sum(runner.wrong for runner in runners), flush=True)
         time.sleep(0.5 if going else 0)
+    if any(runner.failed for runner in runners):
+        return 1
     print("done", flush=True)
     return 0
 

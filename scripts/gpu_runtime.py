@@ -1,10 +1,15 @@
 #!/usr/bin/env python3
 """The runtime on one GPU, for real: the denoising loop, graphs, placement, decoding in parts, running out of memory.
 
-    python scripts/gpu_runtime.py --work DIR [--provider cuda|rocm] [--steps 20] [--size 512x512] [--json FILE]
+    python scripts/gpu_runtime.py --work DIR [--provider cuda|rocm|cpu] [--steps 20] [--size 512x512] [--decode 1024]
+        [--family sd15|tiny] [--json FILE]
 
 Stable Diffusion 1.5's full architecture with seeded random weights, fp16. Each part prints its lines and goes on if
-another fails. Times are medians over the steps after the first two; both sides of a comparison are in one process.
+another fails; the exit code is then 1, and so it is where two ways to denoise differ by more than fp16's rounding, or
+images that are decoded one by one from those that are decoded at once (tiles have their own means: how far they are off
+is printed). Times are medians over the steps after the first two; both sides of a comparison are in one process.
+
+--provider cpu --family tiny --size 64x64 --decode 64 tries all that a CPU has of it; its times say nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu_benchmark import make_pipeline, optimized
+from gpu_benchmark import make_checkpoint, optimized
 
 import sdort
 from sdort.errors import SdortError
@@ -38,22 +43,26 @@ from sdort.generation.schedule_part import WHOLE, PartSteps
 from sdort.generation.step_conditions import StepConditions
 from sdort.inspection.profile import placement_table, remarks
 from sdort.machine.gpus import free_memory
+from sdort.model.vae_levels import vae_factor
 from sdort.providers import find_provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
 
 Array = np.ndarray[Any, Any]
-VAE = {"block_out_channels": [128, 256, 512, 512], "scaling_factor": 0.18215}
+WAYS_DIFFER = 2e-2
+"""Of latents after all steps, norm over norm: what gpu_benchmark.py allows a step in fp16."""
+IMAGES_DIFFER = 0.5
+"""Of 255, on average: of one batch size and another."""
 
 
 def main() -> int:
     sdort.set_verbosity(0)
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
-    checkpoint = make_pipeline(args.work / "checkpoint")
+    checkpoint = make_checkpoint(args.family, args.work / f"checkpoint-{args.family}", args.device)
     results: dict[str, Any] = {}
     failed = 0
-    for part in (steps, copies, placement, decoding, memory):
+    for part in (steps, placement, decoding) if args.device == "cpu" else (steps, copies, placement, decoding, memory):
         print(f"== {part.__name__}", flush=True)
         try:
             results[part.__name__] = part(checkpoint, args)
@@ -68,12 +77,15 @@ def main() -> int:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm"])
+    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
+    parser.add_argument("--family", default="sd15", choices=["sd15", "tiny"])
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size", default="512x512")
+    parser.add_argument("--decode", type=int, default=1024, help="pixels of a side of the images that are decoded")
     parser.add_argument("--custom-ops", default="auto")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
+    args.device = "cpu" if args.provider == "cpu" else "cuda"
     args.batch = 2  # what gpu_benchmark's static export is made for: one image with guidance
     return args
 
@@ -98,12 +110,13 @@ def scheduler(args: argparse.Namespace) -> Any:
 class Generation:
     """The inputs of one image, and how to denoise it through a session."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
+    def __init__(self, checkpoint: Path, args: argparse.Namespace) -> None:
+        words = json.loads((checkpoint / "unet" / "config.json").read_text())["cross_attention_dim"]
         rng = np.random.default_rng(0)
         height, width = (side // 8 for side in parse_size(args.size))
         self.args = args
         self.batch = Batch(2, 1, (4, height, width))
-        texts = [rng.normal(size=(1, 77, 768)).astype(np.float32) for _ in range(2)]
+        texts = [rng.normal(size=(1, 77, words)).astype(np.float32) for _ in range(2)]
         self.conditions = StepConditions.fixed([{"encoder_hidden_states": text} for text in texts], args.steps)
         self.noise = rng.normal(size=(1, 1, 4, height, width)).astype(np.float32)
 
@@ -121,7 +134,7 @@ class Generation:
 
 def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Milliseconds a step, and the result against the scheduler's own on the host."""
-    generation = Generation(args)
+    generation = Generation(checkpoint, args)
     ways: list[tuple[str, bool, dict[str, Any], Callable[[Session], tuple[Array, list[float]]]]] = [
         ("scheduler on the host", False, {}, generation.through_host),
         ("on the device", False, {}, generation.through_device),
@@ -145,6 +158,8 @@ def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         print(f"{name:32} {milliseconds:8.3f} ms a step, off by {error_:.1e} from the first", flush=True)
         results[name] = {"ms": milliseconds, "difference": error_}
         del session
+        if not error_ < WAYS_DIFFER:
+            raise RuntimeError(f"{name} gives other latents than the first")
     return results
 
 
@@ -155,7 +170,7 @@ def copies(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
 
     results: dict[str, Any] = {}
     for graph in (False, True):
-        generation = Generation(args)
+        generation = Generation(checkpoint, args)
         session = unet(checkpoint, args, static=True, graph=graph)
         loop = Loop(session)
         generation.through_device(session, loop)
@@ -201,17 +216,20 @@ def placement(checkpoint: Path, args: argparse.Namespace) -> list[Any]:
 
 def decoder(checkpoint: Path, args: argparse.Namespace, **more: Any) -> Decoder:
     path = optimized("vae_decoder", checkpoint, args, static=False)
-    return Decoder(open_session(path, "vae_decoder", find_provider(args.provider), options(args, **more)), VAE, 8)
+    config = json.loads((checkpoint / "vae" / "config.json").read_text())
+    session = open_session(path, "vae_decoder", find_provider(args.provider), options(args, **more))
+    return Decoder(session, config, vae_factor(config))
 
 
 def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
-    """1024 x 1024, batch 2: time, growth of memory and difference for each way."""
+    """Two images: time, growth of memory and difference for each way."""
     results: dict[str, Any] = {}
-    latents = np.random.default_rng(0).normal(size=(2, 4, 128, 128)).astype(np.float32)
+    side = args.decode // vae_factor(json.loads((checkpoint / "vae" / "config.json").read_text()))
+    latents = np.random.default_rng(0).normal(size=(2, 4, side, side)).astype(np.float32)
     whole: Array | None = None
-    for plan in (Plan(), Plan(slicing=True), Plan(slicing=True, tile=64)):
+    for plan in (Plan(), Plan(slicing=True), Plan(slicing=True, tile=side // 2)):
         provider = find_provider(args.provider)
-        tight = {"arena_extend_strategy": "kSameAsRequested"}
+        tight = {"arena_extend_strategy": "kSameAsRequested"} if provider.on_gpu else {}
         made = decoder(checkpoint, args, provider_options=tight)
         before = free_memory(provider.vendor, 0) or 0
         times, images = [], np.zeros(0)
@@ -230,6 +248,8 @@ def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         }
         print(f"{plan!s:48} {row}", flush=True)
         results[str(plan)] = row
+        if not row["mean_difference"] < (np.inf if plan.tile else IMAGES_DIFFER):
+            raise RuntimeError(f"{plan} gives other images than the whole decoder")
     return results
 
 
@@ -240,6 +260,8 @@ def memory(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
     images = list(made.decode(latents, Plan()))  # says on stderr in which parts it goes on
     finite = all(np.isfinite(image).all() for image in images)
     print(f"{len(images)} images, all finite: {finite}")
+    if not finite:
+        raise RuntimeError("images that were decoded in parts have values that are no numbers")
     try:
         tiny = decoder(checkpoint, args, provider_options={"gpu_mem_limit": str(200 << 20)})
         list(tiny.decode(latents[:1], Plan()))

@@ -102,9 +102,9 @@ torch_operators() {
 }
 
 cold() {
-    local graph=--graph
-    [ "$provider" = cpu ] && graph=
-    optimized && "$python" scripts/cold_start.py "$fast" --provider "$provider" --steps 4 --processes 3 $graph \
+    local graph=--graph processes=3
+    [ "$provider" = cpu ] && graph= processes=1
+    optimized && "$python" scripts/cold_start.py "$fast" --provider "$provider" --steps 4 --processes $processes $graph \
         --json "$out/cold.json"
 }
 

@@ -33,6 +33,8 @@ from sdort.pipelines.clip_tokenizer import LENGTH
 
 SEED = 16
 RANK = 4
+SCENES_AT_ONCE = 256
+"""Pictures that are encoded together."""
 PROJECTIONS = ("to_q", "to_k", "to_v", "to_out.0", "q_proj", "k_proj", "v_proj", "out_proj", "fc1", "fc2")
 """Ends of the names of the linear layers that the LoRA changes."""
 CHALK = {
@@ -90,8 +92,8 @@ class Training:
 def make_data(training: Training, count: int) -> tuple[Any, Any, Any]:
     """Images [count, 3, 64, 64], uint8, their scaled latents and the ids of their captions."""
     images, latents, ids = [], [], []
-    for _ in range(0, count, 256):
-        scenes = training.sampler.scenes(256)
+    for _ in range(0, count, SCENES_AT_ONCE):
+        scenes = training.sampler.scenes(SCENES_AT_ONCE)
         pictures = training.sampler.images(scenes)
         with torch.no_grad(), training.half():
             encoded = training.vae.encode(pictures).latent_dist.mode() * training.vae.config.scaling_factor
@@ -207,6 +209,10 @@ def make_control(unet: Any) -> Any:
     return control
 
 
-if __name__ == "__main__":
+def main() -> None:
     given = parse_arguments()
     {"lora": train_lora, "control": train_control}[given.what](given)
+
+
+if __name__ == "__main__":
+    main()

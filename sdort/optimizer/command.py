@@ -17,6 +17,7 @@ from sdort.errors.option_types import typed
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.own_operators import own_operators
 from sdort.lowering.steps import OptimizeOptions, optimize_model
+from sdort.machine.collector import rare_collections
 from sdort.machine.disk import WritePlan
 from sdort.model.domains import MICROSOFT
 from sdort.model.weights import Weight
@@ -153,7 +154,7 @@ def optimize_request(request: OptimizeRequest, signer: Signer | None = None) -> 
     result.sdort_ops, result.sdort_ops_reason = own_operators(request.provider, request.sdort_ops)
     request = replace(request, sdort_ops=result.sdort_ops)
     try:
-        with checked(request.source, request.check) as content:
+        with checked(request.source, request.check) as content, rare_collections():
             _optimize(request, result, content, signer)
     except SdortError as error:
         if request.explain:

@@ -1,0 +1,482 @@
+"""The scripts that README and docs name, at their smallest on the CPU: they run, and what is wrong is their exit code.
+
+One tiny pipeline serves them all; the exporter's traces of it are those of other tests.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from safetensors.numpy import load_file
+from support import native, tiny_control, tiny_pipeline
+from support.pipelines import trace_folder
+from support.script_modules import SCRIPTS
+
+from sdort.cli import cli
+from sdort.demo.scenes import Scene, SceneShape, render
+from sdort.generation.adapted_weights import AdapterPlan
+from sdort.optimizer.command import optimize
+from sdort.runtime import session as sessions
+from sdort.runtime.replaced_weights import ReplacedWeights
+
+pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
+
+ROOT = SCRIPTS.parent
+ELSEWHERE = {
+    "cold_start.py": "benchmark/test_time_scripts.py",
+    "own_time.py": "benchmark/test_time_scripts.py",
+    "demo_as_sd1.py": "demo/test_wide_demo.py",
+    "fuzz.py": "project/test_fuzz.py",
+    "gpu_benchmark.py": "benchmark/test_gpu_benchmark.py",
+    "gpu_trust.py": "project/test_gpu_trust.py",
+    "json_schemas.py": "project/test_json_documents.py",
+    "layout_benchmark.py": "benchmark/test_layout_benchmark.py",
+    "measure_gpu.sh": "benchmark/test_measure_gpu.py",
+    "ops_benchmark.py": "ops/test_ops_benchmark.py",
+    "torch_operators_benchmark.py": "benchmark/test_torch_operators_benchmark.py",
+    "trust.py": "project/test_trust.py",
+}
+"""Script -> the tests that run it."""
+APART = {
+    "check_comfyui.py": "a checkout of ComfyUI; its nodes are tested in integrations/test_comfyui_*.py",
+    "check_migraphx.py": "ROCm's libmigraphx; what it reads of a graph is tested in providers/test_migraphx_graphs.py",
+    "demo.sh": "makes a Python environment of its own; its commands are tested in project/test_trust.py",
+    "mutate.py": "an environment with cosmic-ray",
+    "test.sh": "runs these tests",
+    "tour.sh": "makes a Python environment of its own, and draws for minutes",
+}
+"""Script -> what it needs that no test has."""
+
+
+@dataclass(frozen=True)
+class Made:
+    """The pipeline: as diffusers has it, exported, and optimized for the CPU in fp16."""
+
+    checkpoint: Path
+    exported: Path
+    fast: Path
+    traces: Path
+
+    def work(self, folder: Path) -> Path:
+        """A working folder of scripts/gpu_benchmark.py with the pipeline as family ``tiny`` in it."""
+        folder.mkdir()
+        (folder / "checkpoint-tiny").symlink_to(self.checkpoint)
+        for name in ("unet-dynamic", "unet-2-64x64", "vae_decoder-dynamic", "vae_decoder-1-64x64"):
+            (folder / f"checkpoint-tiny-{name}-cpu").symlink_to(self.fast)
+        (folder / "diffusers-tiny-cpu").symlink_to(self.fast)
+        return folder
+
+
+@pytest.fixture(scope="module")
+def made(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Made:
+    folder, traces = tmp_path_factory.mktemp("scripts"), trace_folder(request.config)
+    tiny_pipeline.build_diffusers(folder / "checkpoint")
+    tiny_control.export_part(folder / "checkpoint", folder / "exported", traces)
+    optimize(folder / "exported", folder / "fast", provider="cpu", fp16=True)
+    return Made(folder / "checkpoint", folder / "exported", folder / "fast", traces)
+
+
+@pytest.fixture
+def traces(request: pytest.FixtureRequest) -> Path:
+    """The traces that the tests share; the exporter's own cache has them too."""
+    cache = Path(os.environ["XDG_CACHE_HOME"]) / "sdort"
+    cache.mkdir(parents=True)
+    (cache / "traces").symlink_to(trace_folder(request.config))
+    return trace_folder(request.config)
+
+
+Run = Callable[..., int]
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """``run(name, argument, ...)`` is the exit code of a script, which runs in this process."""
+
+    def call(name: str, *words: object) -> int:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        try:
+            return int(importlib.import_module(name).main() or 0)
+        except SystemExit as end:
+            return end.code if isinstance(end.code, int) else int(end.code is not None)
+
+    return call
+
+
+def test_every_script_that_a_page_names_is_run() -> None:
+    pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "custom_ops").rglob("*.md")]
+    named = {name for page in pages for name in re.findall(r"(?<![\w/])scripts/(\w+\.(?:py|sh))", page.read_text())}
+    here = {f"{name}.py" for name in re.findall(r'run\(\s*"(\w+)"', Path(__file__).read_text())}
+    assert named - here - ELSEWHERE.keys() - APART.keys() == set()
+    for script, tests in ELSEWHERE.items():
+        assert script.partition(".")[0] in (ROOT / "tests" / tests).read_text(), script
+    assert {name for name in {*here, *ELSEWHERE, *APART} if not (SCRIPTS / name).exists()} == set()
+    assert here & (ELSEWHERE.keys() | APART.keys()) == set()
+
+
+@pytest.fixture(scope="module")
+def adapted(made: Made, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder of scripts/bench_adapters.py."""
+    work = tmp_path_factory.mktemp("adapters")
+    (work / "plain-cpu-fp16").symlink_to(made.fast)
+    return work
+
+
+def adapters(run: Run, made: Made, work: Path) -> tuple[int, dict[str, dict[str, float]]]:
+    """The exit code of scripts/bench_adapters.py, and what it compared."""
+    report = work / "report.json"
+    words = ("--provider", "cpu", "--fp16", "--size", 8, "--rounds", 1, "--rank", 2, "--kind", "attention")
+    code = run("bench_adapters", made.checkpoint, "--work", work, "--json", report, *words)
+    return code, json.loads(report.read_text())["checks"]
+
+
+def test_adapters_on_an_open_session(made: Made, run: Run, traces: Path, adapted: Path) -> None:
+    code, checks = adapters(run, made, adapted)
+    assert (code, len(checks)) == (0, 10), checks
+    exact = {"attention: on, opened on the same weights", "attention: off, as before", "image: off, as before"}
+    assert all(checks[name]["difference"] == 0 for name in exact)
+
+
+def test_a_wrong_adapter_is_the_exit_code(
+    made: Made, run: Run, traces: Path, adapted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has twice its scale, and stays on when it is switched off."""
+    whole = vars(AdapterPlan)["changes"].func
+
+    def doubled(plan: AdapterPlan) -> dict[str, Any]:
+        return {
+            component: {name: [(delta, 2 * scale) for delta, scale in deltas] for name, deltas in changes.items()}
+            for component, changes in whole(plan).items()
+        }
+
+    monkeypatch.setattr(AdapterPlan, "changes", property(doubled))
+    monkeypatch.setattr(ReplacedWeights, "restore", lambda weights, name: weights._changed.discard(name))
+    code, checks = adapters(run, made, adapted)
+    wrong = {name.partition(": ")[2] for name, check in checks.items() if not check["ok"]}
+    assert (code, wrong) == (1, {"on, exported with the LoRA", "off, as before", "off, without adapters"})
+
+
+def test_control(made: Made, run: Run, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import bench_control
+
+    monkeypatch.setattr(bench_control, "FACTOR", tiny_pipeline.VAE_FACTOR)
+    tiny_control.build_controlnet(tmp_path / "net")
+    (tmp_path / "unet").symlink_to(made.checkpoint)
+    (tmp_path / "plain model").symlink_to(made.exported)
+    words = ("--work", tmp_path, "--repeat", 1, "--warmup", 0)
+    assert run("bench_control", *words) == 0
+    plain = SimpleNamespace(output=SimpleNamespace(read=lambda: np.ones(4)))  # of every row: nothing is steered
+    monkeypatch.setattr(bench_control, "opened", lambda *_: {row: lambda: plain for row in bench_control.ROWS})
+    assert run("bench_control", *words) == 1
+
+
+def test_tasks(made: Made, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("bench_tasks", made.exported, "--provider", "cpu", "--size", "64x64", "--steps", 2, "--rounds", 1) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [row[0] for row in rows] == ["task", "text", "img2img", "inpaint", "hires"]
+    assert all(float(number) > 0 for row in rows[1:] for number in row[1:3])
+
+
+def test_ablation(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "unet-tiny").symlink_to(made.exported)
+    words = ("--work", tmp_path, "--family", "tiny", "--component", "unet", "--size", "64x64", "--repeat", 6)
+    lacking = ("--lacking", "skip_layer_normalization")
+    assert run("cpu_ablation", *words, *lacking) == 0
+    broken = tmp_path / "unet-tiny-all"
+    tiny_pipeline.edit_weights(broken / "unet" / "model.onnx", lambda values, _: values + 1, "conv_out.bias")
+    monkeypatch.setattr("cpu_ablation.optimized", lambda exported, name: exported.with_name(f"{exported.name}-{name}"))
+    assert run("cpu_ablation", *words, *lacking) == 5
+
+
+NEIGHBOURS = ("--provider", "cpu", "--family", "tiny", "--size", "64x64", "--modes", "stream", "--parts", "mixed",
+              "--sessions", 2, "--processes", 1, "--seconds", 0.1)  # fmt: skip
+
+
+def test_neighbours(made: Made, run: Run, tmp_path: Path) -> None:
+    work, report = made.work(tmp_path / "work"), tmp_path / "rows.json"
+    assert run("gpu_neighbours", "--work", work, *NEIGHBOURS, "--json", report) == 0
+    [row] = json.loads(report.read_text())
+    assert (row["end"], row["wrong"]) == ("done", 0)
+    assert row["runs"] >= 16
+    (work / "checkpoint-tiny-unet-2-64x64-cpu").unlink()
+    shutil.copytree(made.fast, work / "checkpoint-tiny-unet-2-64x64-cpu")
+    (work / "checkpoint-tiny-unet-2-64x64-cpu" / "unet" / "model.onnx").write_bytes(b"no model")
+    assert run("gpu_neighbours", "--work", work, *NEIGHBOURS, "--json", report) == 1
+    assert [row["end"] for row in json.loads(report.read_text())] == ["died with exit code 1"]
+
+
+def test_a_neighbour_that_computes_another_result_is_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_neighbours
+
+    class Binding(sessions.Binding):
+        def __init__(self) -> None:
+            self.ran = 0
+
+        def run(self) -> None:
+            self.ran += 1
+
+        def outputs(self) -> dict[str, Any]:
+            return {"sample": np.full(4, self.ran > 3, np.float32)}
+
+    monkeypatch.setattr(gpu_neighbours.Runner, "__init__", threading.Thread.__init__)
+    runner = gpu_neighbours.Runner()  # type: ignore[call-arg]
+    runner.binding, runner.seconds, runner.all_ready = Binding(), 0.01, threading.Barrier(1)
+    runner.runs = runner.wrong = 0
+    runner.work()
+    assert runner.wrong == runner.runs // runner.EVERY > 0
+
+
+RUNTIME = ("--provider", "cpu", "--family", "tiny", "--size", "64x64", "--decode", 64, "--steps", 3)
+
+
+def test_runtime(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import gpu_runtime
+
+    work, report = made.work(tmp_path / "work"), tmp_path / "parts.json"
+    assert run("gpu_runtime", "--work", work, *RUNTIME, "--json", report) == 0
+    parts = json.loads(report.read_text())
+    assert parts.keys() == {"steps", "placement", "decoding"}
+    assert parts["steps"]["on the device"]["difference"] < 1e-2
+    whole = gpu_runtime.Generation.through_device
+
+    def wrong(*given: Any) -> tuple[Any, list[float]]:
+        latents, seconds = whole(*given)
+        return 1.1 * latents, seconds
+
+    monkeypatch.setattr(gpu_runtime.Generation, "through_device", wrong)
+    monkeypatch.setattr(gpu_runtime, "placement", lambda *_: [])
+    monkeypatch.setattr(gpu_runtime, "decoding", lambda *_: {})
+    assert run("gpu_runtime", "--work", work, *RUNTIME) == 1
+
+
+def test_kernels(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All but the profiler, which a GPU has: its kernels are given."""
+    import gpu_kernels
+
+    words, report = (made.fast, "--provider", "cpu", "--size", "64x64"), tmp_path / "kernels.json"
+    monkeypatch.setattr(gpu_kernels, "REPEAT", 1)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert run("gpu_kernels", *words) == 5  # the profiler sees no kernel here
+    kernels = [("void onnxruntime::cuda::copy<float>(int, float*)", 2.0), ("Memset (Device)", 1.0)] * gpu_kernels.RUNS
+    monkeypatch.setattr(gpu_kernels, "recorded", lambda run: (run(), kernels)[1])
+    assert run("gpu_kernels", *words, "--json", report) == 0
+    assert json.loads(report.read_text())["kernels"] == {"copy<float>": [1, 2], "Memset (Device)": [1, 1]}
+
+
+def test_overhead_of_torch(made: Made, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("torch_overhead", made.fast, "--provider", "cpu", "--side", 8, "--repeat", 1) == 0
+    assert {"graph", "rows", "tensors", "module"} <= {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+
+
+def test_diffusers_pipeline(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import diffusers_benchmark
+
+    monkeypatch.setattr(diffusers_benchmark, "DEMO_FOLDER", made.checkpoint)
+    words = ("--provider", "cpu", "--family", "tiny", "--size", 64, "--steps", 2, "--repeat", 1, "--rows")
+    report, work = tmp_path / "rows.json", made.work(tmp_path / "work")
+    assert run("diffusers_benchmark", "--work", work, *words, "torch,sdort", "--json", report) == 0
+    rows = {row["row"]: row for row in json.loads(report.read_text())["rows"]}
+    assert all(row["db"] > 30 and row["median"] > 0 for row in rows.values())
+    monkeypatch.setattr(diffusers_benchmark, "load_pipeline", lambda *_, **__: None)
+    assert run("diffusers_benchmark", "--work", work, *words, "sdort") == 5
+
+
+def test_tuning(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its commands run in this process: eight times Python's start and imports would be ten seconds."""
+    import gpu_tuning
+
+    def command(steps: Any, *words: str) -> subprocess.CompletedProcess[str]:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("XDG_CACHE_HOME", str(steps.cache))
+            done = CliRunner().invoke(cli, list(words))
+        return subprocess.CompletedProcess(words, done.exit_code, done.stdout, done.stderr)
+
+    monkeypatch.setattr(gpu_tuning.Steps, "sdort", command)
+    words = ("--work", tmp_path, "--provider", "cpu", "--exported", made.exported, "--size", "64x64")
+    assert run("gpu_tuning", *words) == 0
+    for step in ("warm_and_export", "import_again"):
+        monkeypatch.setattr(gpu_tuning, step, lambda *_: {})
+    monkeypatch.setattr(gpu_tuning.Steps, "files", lambda _: {"a run's": b""})
+    assert run("gpu_tuning", *words) == 1
+
+
+def test_images_from_images(run: Run, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from support import task_parity
+
+    words = ("--family", "sd1", "--scheduler", "ddim", "--task", "img2img 1", "--steps", 2, "--traces", traces)
+    assert run("check_tasks", *words) == 0
+    built = []
+    monkeypatch.setattr(task_parity, "build", lambda *given: built.append(given))
+    monkeypatch.setattr(task_parity, "ours", lambda *_, **__: [np.zeros((8, 8, 3))])
+    monkeypatch.setattr(task_parity, "theirs", lambda *_, **__: np.full((8, 8, 3), 9.0))
+    assert run("check_tasks", *words) == 1
+    assert len(built) == 1
+
+
+def test_ip_adapter(run: Run, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import check_ip_adapter
+
+    monkeypatch.setitem(tiny_pipeline.UNET, "layers_per_block", 1)
+    words = ("--family", "sd1", "--kind", "plain", "--task", "text", "--traces", traces)
+    assert run("check_ip_adapter", *words) == 0
+    monkeypatch.setattr(check_ip_adapter, "check", lambda *_: iter([("plain", "text", {"fast": float("nan")})]))
+    assert run("check_ip_adapter", *words) == 1
+
+
+def test_optimum(made: Made, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Optimum lives in an environment of older packages: sdort's own pipeline for diffusers takes the place of its."""
+    import check_optimum
+
+    from sdort.integrations.diffusers import load_pipeline
+
+    class Optimum:
+        @staticmethod
+        def from_pretrained(folder: Path, provider: str) -> Any:
+            assert provider == "CPUExecutionProvider"
+            return load_pipeline(folder, provider="cpu")
+
+    monkeypatch.setitem(sys.modules, "optimum", ModuleType("optimum"))
+    module = ModuleType("optimum.onnxruntime")
+    vars(module)["ORTDiffusionPipeline"] = Optimum
+    monkeypatch.setitem(sys.modules, "optimum.onnxruntime", module)
+    monkeypatch.setattr(check_optimum, "version", lambda package: "0")
+    words = (made.checkpoint, made.exported, "--size", 64, "--steps", 2)
+    assert run("check_optimum", *words) == 0
+    assert run("check_optimum", *words, "--limit", 400) == 1
+    assert run("check_optimum", made.checkpoint, made.exported / "none", "--size", 64, "--steps", 1) == 1
+
+
+def test_optimizing_beside_a_copy(made: Made, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "torchscript").symlink_to(made.exported / "unet")
+    words = ("--work", tmp_path, "--only-sdort", "--rounds", 1, "--keep", "--json", tmp_path / "found.json")
+    assert run("compare_ort_optimizer", *words) == 0
+    assert "| sdort optimize --fp16, the whole process |" in capsys.readouterr().out
+    found = json.loads((tmp_path / "found.json").read_text())["sdort"]
+    assert found["seconds"] >= found["graph_seconds"] + found["write_seconds"] > 0
+    assert found["operators"]["MultiHeadAttention"] > 0
+    (tmp_path / "torchscript").unlink()
+    (tmp_path / "torchscript").mkdir()
+    for name in ("model.onnx", "model.onnx.data"):
+        (tmp_path / "torchscript" / name).write_bytes(b"no model")
+    assert run("compare_ort_optimizer", *words) == 1
+
+
+def test_exporting_beside_a_copy(
+    made: Made, run: Run, traces: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import export_benchmark
+
+    (tmp_path / "checkpoint").symlink_to(made.checkpoint)
+    words = ("--work", tmp_path, "--rounds", 1, "--traces", traces, "--keep")
+    assert run("export_benchmark", *words) == 0
+    whole, digests = export_benchmark.digest, iter("ab")
+    monkeypatch.setattr(export_benchmark, "measured", lambda command: {"seconds": 1.0, "peak_mib": 1.0})
+    monkeypatch.setattr(
+        export_benchmark, "rounds", lambda *_: [{"seconds": 1.0, "peak_mib": 1, "copy_seconds": 1, "ratio": 1}]
+    )
+    monkeypatch.setattr(export_benchmark, "digest", lambda folder: [*whole(folder), next(digests)])
+    assert run("export_benchmark", *words) == 1
+
+
+def test_images_of_the_tour(run: Run, tmp_path: Path) -> None:
+    scene = Scene("white", (SceneShape("circle", "red", 16, 32, 8), SceneShape("square", "blue", 46, 32, 13)))
+    image, said = tmp_path / "start.png", "a small red circle left of a large blue square on white"
+    Image.fromarray(render(scene)).save(image)
+    assert run("tour_images", "judge", image, said, "--like", image) == 0
+    assert run("tour_images", "judge", image, said.replace("red", "green")) == 1
+    assert run("tour_images", "mask", "28,0,64,64", tmp_path / "mask.png") == 0
+    assert run("tour_images", "edges", image, tmp_path / "edges.png") == 0
+    assert run("tour_images", "sheet", tmp_path / "sheet.png", image, image) == 0
+    with Image.open(tmp_path / "mask.png") as mask, Image.open(tmp_path / "edges.png") as edges:
+        assert np.asarray(mask).mean() == 255 * 36 / 64
+        assert 0 < np.asarray(edges).mean() < 60
+
+
+def test_training_of_the_demos_lora(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import train_demo_adapters
+
+    out = tmp_path / "lora.safetensors"
+    monkeypatch.setattr(train_demo_adapters, "SCENES_AT_ONCE", 4)
+    assert run("train_demo_adapters", "lora", out, "--device", "cpu", "--steps", 2, "--batch", 2, "--scenes", 4) == 0
+    names = load_file(out)
+    assert len(names) % 3 == 0
+    assert any(np.any(values) for name, values in names.items() if name.endswith("lora_up.weight"))
+
+
+def test_damaged_graphs(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
+    assert run("refused_graphs", "--count", 3) == 0
+    counts = [line.split() for line in capfd.readouterr().out.splitlines() if line.strip()]
+    assert sum(int(count) for count, *_ in counts if count.isdigit()) == 3
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tinygrad's tables need Python 3.11")
+def test_counts_of_kernels(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("kernel_counts", "--gpu", "gfx1100", "--kernel", "bias_add 2x256x1280") == 0
+    [row] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| bias_add")]
+    assert [cell.strip() for cell in row.split("|")][-5] == "memory"
+
+
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="tinygrad's tables need Python 3.11")
+def test_runs_of_kernels_in_the_emulator(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from support import emulated, machine_code_cases
+
+    targets = [target for target in emulated.targets() if target.architecture == "gfx1100"]
+    kernel = sorted(name for name in targets[0].code if name.startswith("bias_add_f16"))[0]
+    monkeypatch.setattr(emulated, "targets", lambda: targets)
+    assert run("emulation_report", "--kernel", kernel) == 0
+    assert f"|{kernel:31}|" in capsys.readouterr().out
+    outcome = SimpleNamespace(same=True, error=1.5, kernels=[kernel])
+    monkeypatch.setattr(machine_code_cases, "run", lambda *_: outcome)
+    assert run("emulation_report", "--kernel", kernel) == 1
+
+
+def test_registers_of_kernels(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("kernel_report", native.build_folder() / "code", "--kernel", "bias_add_f16") == 0
+    assert "bias_add_f16" in capsys.readouterr().out
+
+
+def test_predicted_times(run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    import predict_times
+
+    words = ("--run", "decoder-512", "--run", "decoder-1024", "--gpu", "gfx1100")
+    whole, counted = predict_times.works, dict[tuple[int, str], Any]()
+
+    def works(of: Any, provider: str) -> Any:
+        if (of.side, provider) not in counted:
+            counted[of.side, provider] = whole(of, provider)
+        return counted[of.side, provider]
+
+    monkeypatch.setattr(predict_times, "works", works)
+    assert run("predict_times", *words) == 0
+    rows = [line.split(" | ") for line in capsys.readouterr().out.splitlines() if line.startswith("| decoder")]
+    assert [len(row) for row in rows] == [4, 4, 2, 2, 2, 2]
+    slow = replace(predict_times.RUNS["decoder-1024"], whole=40000.0)
+    monkeypatch.setitem(predict_times.RUNS, "decoder-1024", slow)
+    assert run("predict_times", *words) == 1
+
+
+def test_a_fit_finds_the_factor_and_the_launch() -> None:
+    import predict_times
+
+    measured = [(work, nodes, 1.5 * work + 3 * nodes) for work, nodes in ((100.0, 10), (900.0, 10), (300.0, 70))]
+    fit = predict_times.fitted(np.array([(work / time, nodes / time) for work, nodes, time in measured]))
+    assert [fit.factor, fit.launch] == pytest.approx([1.5, 3])
+    assert predict_times.fitted(np.array([[0.5, 0.1]])) == predict_times.Fit(2, 0)
+    assert fit.microseconds(100, 2, factor=4) == pytest.approx(406)
