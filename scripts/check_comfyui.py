@@ -21,7 +21,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +87,11 @@ CLIP_H = CLIPTextConfig(**_TOKENS, hidden_size=1024, intermediate_size=4096, num
 CLIP_G = CLIPTextConfig(**_TOKENS, hidden_size=1280, intermediate_size=5120, num_attention_heads=20,
                         num_hidden_layers=32, hidden_act="gelu", projection_dim=1280)  # fmt: skip
 
+IN_FP32 = {"provider": "cpu", "precision": "fp32"}
+"""Options of sdort's nodes."""
+ON_CPU = ("--cpu", "--force-fp32", "--fp32-vae", "--fp32-text-enc")
+"""Options of ComfyUI."""
+
 Workflow = dict[str, dict[str, Any]]
 """A workflow of ComfyUI's API: id -> class and inputs."""
 
@@ -101,10 +106,7 @@ class Case:
 
 
 def main(checkout: Path, work: Path, names: list[str]) -> int:
-    home = work / "ComfyUI"
-    if not home.is_dir():
-        shutil.copytree(checkout, home, ignore=shutil.ignore_patterns(".git", "output", "temp", "user"))
-    write_comfyui_nodes(home, overwrite=True)
+    home = copied(checkout, work)
     chosen = {name: CASES[name] for name in names or CASES}
     for family in dict.fromkeys(case.family for case in chosen.values()):
         write_checkpoint(home / "models" / "checkpoints" / f"{family}.safetensors", family)
@@ -117,6 +119,20 @@ def main(checkout: Path, work: Path, names: list[str]) -> int:
             for name, change, expected in ERRORS:
                 failed |= not refuses(name, change, expected, address, home)
     return int(failed)
+
+
+def copied(checkout: Path, work: Path) -> Path:
+    """A copy of ComfyUI with sdort's nodes in it."""
+    home = work / "ComfyUI"
+    if not home.is_dir():
+        shutil.copytree(checkout, home, ignore=shutil.ignore_patterns(".git", "output", "temp", "user"))
+    write_comfyui_nodes(home, overwrite=True)
+    return home
+
+
+def decibels_of(values: Any, other: Any) -> float:
+    """Signal to noise of values whose noise is the distance to the others."""
+    return 10 * float(np.log10(np.square(values).mean() / max(np.square(values - other).mean(), 1e-30)))
 
 
 def compare(name: str, case: Case, address: str, home: Path) -> bool:
@@ -132,7 +148,7 @@ def compare(name: str, case: Case, address: str, home: Path) -> bool:
             return False
         found.append((*results(home), time.perf_counter() - started))
     (latents, image, seconds), (ours, our_image, our_seconds) = found
-    decibels = 10 * float(np.log10(np.square(latents).mean() / max(np.square(latents - ours).mean(), 1e-30)))
+    decibels = decibels_of(latents, ours)
     steps = int(np.abs(image.astype(int) - our_image.astype(int)).max())
     contrast = float(image.std())
     print(
@@ -154,10 +170,14 @@ def refuses(name: str, change: Callable[[Workflow], None], expected: str, addres
     return good
 
 
-def plain_workflow(family: str, own: bool) -> Workflow:
-    """Text to image of ComfyUI's own nodes, or with sdort's in the places of Load Checkpoint and its VAE."""
-    checkpoint = f"{family}.safetensors"
-    options = {"provider": "cpu", "precision": "fp32"}
+def plain_workflow(name: str, own: bool, options: Mapping[str, Any] = IN_FP32) -> Workflow:
+    """Text to image of ComfyUI's own nodes, or with sdort's in the places of Load Checkpoint and its VAE.
+
+    Args:
+        name: the checkpoint's.
+        options: of sdort's nodes.
+    """
+    checkpoint = f"{name}.safetensors"
     loader = {"class_type": "CheckpointLoaderSimple", "inputs": {"ckpt_name": checkpoint}}
     if not own:
         loader = {"class_type": "SdortLoadCheckpoint", "inputs": {"ckpt_name": checkpoint, **options}}
@@ -320,19 +340,24 @@ ERRORS = (
 
 def run(workflow: Workflow, address: str) -> str | None:
     """Run a workflow to its end; the error that ends it, if one does."""
+    messages = messages_of(workflow, address)
+    return str(messages["execution_error"]["exception_message"]) if "execution_error" in messages else None
+
+
+def messages_of(workflow: Workflow, address: str) -> dict[str, dict[str, Any]]:
+    """Run a workflow to its end: the last message of each kind, whose ``timestamp`` is in milliseconds."""
     body = json.dumps({"prompt": workflow}).encode()
     request = urllib.request.Request(f"{address}/prompt", body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request) as answer:
             number = json.load(answer)["prompt_id"]
     except urllib.error.HTTPError as error:
-        return error.read().decode()
+        return {"execution_error": {"exception_message": error.read().decode()}}
     while True:
         with urllib.request.urlopen(f"{address}/history/{number}") as answer:
             done = json.load(answer).get(number)
         if done:
-            messages = [content for kind, content in done["status"]["messages"] if kind == "execution_error"]
-            return str(messages[0]["exception_message"]) if messages else None
+            return dict(done["status"]["messages"])
         time.sleep(0.2)
 
 
@@ -348,16 +373,16 @@ def results(home: Path) -> tuple[Any, Any]:
 
 
 @contextmanager
-def server(home: Path, work: Path) -> Iterator[str]:
-    """ComfyUI's server on a free port; its messages go to a file beside it."""
+def server(home: Path, work: Path, options: Sequence[str] = ON_CPU) -> Iterator[str]:
+    """ComfyUI's server on a free port; its messages go to a file in ``work``."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     shutil.rmtree(home / "output", ignore_errors=True)
     (home / "output").mkdir()
-    options = ["--cpu", "--force-fp32", "--fp32-vae", "--fp32-text-enc", "--disable-api-nodes", "--port", str(port)]
+    command = [sys.executable, "main.py", *options, "--disable-api-nodes", "--port", str(port)]
     with (work / "comfyui.log").open("w") as log:
-        process = subprocess.Popen([sys.executable, "main.py", *options], cwd=home, stdout=log, stderr=log)
+        process = subprocess.Popen(command, cwd=home, stdout=log, stderr=log)
         address = f"http://127.0.0.1:{port}"
         try:
             while not _answers(address):
@@ -381,12 +406,18 @@ def _answers(address: str) -> bool:
     return True
 
 
-def write_checkpoint(path: Path, family: str) -> None:
-    """Write a checkpoint in the original layout, in fp16."""
+def write_checkpoint(path: Path, family: str, config: Mapping[str, Any] | None = None) -> None:
+    """Write a checkpoint in the original layout, in fp16.
+
+    Args:
+        config: the UNet's, if it is another than the family's in :data:`UNETS`.
+    """
     if path.is_file():
         return
-    config = UNETS[family]
-    unet = ldm_unet(_state(UNet2DConditionModel(**config)), config["layers_per_block"])
+    config = config or UNETS[family]
+    with torch.device("meta"):  # the constructor's own values take minutes
+        empty = UNet2DConditionModel(**config)
+    unet = ldm_unet(_state(empty), empty.config.layers_per_block)
     state = with_prefix("model.diffusion_model.", unet)
     state |= with_prefix("first_stage_model.", ldm_vae(_state(AutoencoderKL(**VAE))))
     if family == "sd1":

@@ -12,17 +12,14 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from check_comfyui import server  # makes tests/ importable
+from check_comfyui import copied, server  # makes tests/ importable
 from playwright.sync_api import Page
 from support.browser import opened_browser
-
-from sdort.integrations.comfyui.node_folder import write_comfyui_nodes
 
 ROOT = Path(__file__).resolve().parents[1]
 IMAGES = ROOT / "docs" / "images"
@@ -85,10 +82,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=IMAGES / "comfyui.png")
     given = parser.parse_args()
-    home = given.work / "ComfyUI"
-    if not home.is_dir():
-        shutil.copytree(given.comfyui, home, ignore=shutil.ignore_patterns(".git", "output", "temp", "user"))
-    write_comfyui_nodes(home, overwrite=True)
+    home = copied(given.comfyui, given.work)
     checkpoint = home / "models" / "checkpoints" / CHECKPOINT
     if not checkpoint.is_file():
         subprocess.run([sys.executable, ROOT / "scripts" / "demo_as_sd1.py", checkpoint], check=True)
