@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -516,6 +519,50 @@ def test_all_of_them_compile_to_one_graph(backend: str) -> None:
     (gradient,) = torch.autograd.grad(sum(y.square().sum() for y in compiled), leaf)
     (expected,) = torch.autograd.grad(sum(y.square().sum() for y in wanted), leaf)
     assert torch.equal(gradient, expected)
+
+
+WITHOUT_CUDA_GRAPHS = """
+import torch
+from support.operator_cases import calls, results
+from sdort.integrations import torch_operators
+from torch._inductor import config
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx.experimental.proxy_tensor import make_fx
+
+def traced(call):
+    operator = getattr(torch.ops.sdort, call.operator)
+    def function(*tensors):
+        given = iter(tensors)
+        return results(operator(*(next(given) if torch.is_tensor(x) else x for x in call.arguments)))
+    tensors = [x for x in call.arguments if torch.is_tensor(x)]
+    graph = make_fx(function, select_decomp_table(), tracing_mode="fake")(*tensors)
+    own = any("sdort" in str(node.target) for node in graph.graph.nodes)
+    return own, graph(*tensors), function(*tensors)
+
+with torch.no_grad():
+    every = calls(torch.float32)
+    traced(next(iter(every.values())))  # which offers the formulas
+    for recorded in (False, True):
+        with config.patch({"triton.cudagraphs": recorded}):
+            for name, call in every.items():
+                own, found, wanted = traced(call)
+                assert own == recorded, name
+                for actual, expected in zip(found, wanted, strict=True):
+                    assert actual.stride() == expected.stride(), name
+                    torch.testing.assert_close(actual, expected, rtol=2e-4, atol=2e-4)
+"""
+
+
+def test_inductor_compiles_their_formulas_where_no_cuda_graph_replays_a_call() -> None:
+    """In a process of its own: what Inductor imports changes Python's standard library."""
+    places = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_CUDA_GRAPHS],
+        env={**os.environ, "PYTHONPATH": places},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_the_profiler_names_them() -> None:

@@ -8,7 +8,9 @@ Results lie in memory as x does, attention's as (N, S, h, e).
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 from typing import Any, TypeAlias
 
@@ -17,6 +19,7 @@ from torch import Tensor
 
 from sdort.errors import ProviderError
 from sdort.integrations.torch_operators import argument_checks, formulas
+from sdort.integrations.torch_operators.compiling import offer_formulas
 from sdort.integrations.torch_operators.launching import reason, serves, tell
 
 _library = torch.library.Library("sdort", "DEF")
@@ -213,6 +216,18 @@ def _define_launch(schema: str) -> Callable[..., int]:
     return getattr(torch.ops.sdort, name).launch  # type: ignore[no-any-return]
 
 
+_FORMULAS: dict[Any, tuple[Callable[..., Result], Callable[..., Result]]] = {}
+"""Operators -> what they compute as torch's own, and empty results."""
+
+
+@cache
+def _offer_formulas() -> None:
+    """Done when Inductor first traces a program: its import takes a second."""
+    # In a torch whose compiler is another inside, programs call the operators, as they do in CUDA graphs.
+    with suppress(ImportError, AttributeError, TypeError):
+        offer_formulas(_FORMULAS)
+
+
 def _define(schema: str) -> None:
     name = schema.partition("(")[0]
     _library.define(schema, tags=(torch.Tag.needs_fixed_stride_order,))
@@ -255,7 +270,17 @@ def _define(schema: str) -> None:
 
     for key, function in (("CPU", by_kernel), ("CUDA", by_kernel), ("CompositeExplicitAutograd", by_formula)):
         _library.impl(name, function, key)
-    torch.library.register_fake(f"sdort::{name}", lambda *given: outputs(None, *completed(given)), lib=_library)
+
+    def fake(*given: Any) -> Result:
+        if "torch._inductor.decomposition" in sys.modules:  # as torch.compile has imported it then
+            _offer_formulas()
+        return outputs(None, *completed(given))
+
+    _FORMULAS[getattr(torch.ops.sdort, name).default] = (
+        lambda *given: formula(*completed(given)),
+        lambda *given: outputs(None, *completed(given)),
+    )
+    torch.library.register_fake(f"sdort::{name}", fake, lib=_library)
     torch.library.register_autograd(
         f"sdort::{name}", _BACKWARD[name], setup_context=setup_context, lib=_Shortcut(by_kernel, by_formula)
     )
