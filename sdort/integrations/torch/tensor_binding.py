@@ -128,11 +128,13 @@ class TensorBinding:
 
     def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """An input as the graph reads it: the same tensor where it already is so."""
-        dtype = self._graph.inputs[name][1]
+        dtype, device = self._graph.inputs[name][1], self._graph.place.device
+        if value.dtype is dtype and value.device == device and value.is_contiguous() and not value.is_neg():
+            return value
         if value.is_floating_point() and not dtype.is_floating_point:
             value = value.round()  # timesteps: cut off, 998.9999 would be 998
         # Views that torch negates when it reads them are read here by their address.
-        return value.to(self._graph.place.device, dtype).resolve_neg().contiguous()
+        return value.to(device, dtype).resolve_neg().contiguous()
 
     def run(self, values: Tensors, *prepared: PreparedInputs, in_place: bool = False) -> dict[str, torch.Tensor]:
         """The outputs by name, on the place's device.

@@ -51,6 +51,10 @@ class TensorSession:
         """Held while it runs; to be taken by who changes its weights."""
         self._one_for_all = frozenset({*all_residuals(session.inputs), IMAGE})
         self._fitting: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
+        self._repeated: tuple[tuple[str, torch.Size], ...] | None = None
+        """Names and shapes of what was given last, where the graph takes it as it is."""
+        self._filled: list[tuple[str, torch.Tensor | None]] = []
+        """Its inputs then, in their order: zeros, or None for what was given."""
         self._zeros: tuple[tuple[int, ...], dict[str, torch.Tensor]] | None = None
         self._step = TensorBinding(session, _step_inputs(session), place, graph)
         self._prompts, self._rows = None, None
@@ -133,6 +137,19 @@ class TensorSession:
 
     def _complete(self, feeds: Tensors) -> Tensors:
         """All inputs, of sizes that the graph takes."""
+        shapes = tuple([(name, value.shape) for name, value in feeds.items()])
+        if shapes == self._repeated:  # as in the steps of an image: all that follows from sizes is known
+            complete = {name: feeds[name] if zeros is None else zeros for name, zeros in self._filled}
+            if TIMESTEP in complete and SAMPLE in complete:
+                complete[TIMESTEP] = self._timesteps(complete[TIMESTEP], complete[SAMPLE].shape[0])
+            return complete
+        complete = self._checked(feeds)
+        self._filled = [(name, None if name in feeds else value) for name, value in complete.items()]
+        as_given = all(complete[name] is feeds[name] for name in complete.keys() & feeds.keys() - {TIMESTEP})
+        self._repeated = shapes if as_given else None
+        return complete
+
+    def _checked(self, feeds: Tensors) -> Tensors:
         given = {name: value for name, value in feeds.items() if name in self.inputs}
         if SAMPLE in given and given[SAMPLE].ndim:
             samples = given[SAMPLE].shape[0]
