@@ -1,8 +1,9 @@
-"""Adapters of a running pipeline: weights are merged on the host and replaced in sessions that stay open.
+"""Adapters of a running pipeline: weights that change are replaced in sessions that stay open.
 
 An adapter that changes a weight gives the session another one, computed once per switch as ``sdort export --lora``
-computes it: parameters in fp32, differences added, then packed, transposed and rounded as the optimizer did it. So a
-step costs what it costs without an adapter, whatever the adapter's kind and rank.
+computes it: parameters in fp32, differences added, then packed, transposed and rounded as the optimizer did it. A GPU
+computes it of a LoRA's two matrices, in its own memory; of other kinds the host does. So a step costs what it costs
+without an adapter, whatever the adapter's kind and rank.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
+
+import numpy as np
 
 from sdort.console import progress, warn
 from sdort.errors import ParityError
@@ -21,8 +25,9 @@ from sdort.machine.blas_threads import one_blas_thread
 from sdort.machine.file_digest import file_digest
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.overflow import is_finite
-from sdort.model.signature import Array
+from sdort.model.signature import Array, Factors
 from sdort.model.weights import Inline, Weight
+from sdort.onnx_io.expression_factors import added_factors
 from sdort.onnx_io.expression_inverse import parameter_values
 from sdort.onnx_io.expression_json import UNREADABLE, decode, decode_origin
 from sdort.onnx_io.overridable import ReplaceableWeight, bad_origin
@@ -32,6 +37,7 @@ from sdort.pipelines.adapters.adapter_file import Adapter, read_adapter
 from sdort.pipelines.adapters.delta import Difference
 from sdort.pipelines.adapters.remarks import remark
 from sdort.pipelines.folder import PipelineFolder
+from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.session import Session, find_replaceable
 from sdort.tables import size_text
 
@@ -157,37 +163,92 @@ class RunningAdapters:
 def switched(session: Session, changed: Sequence[str], changes: Changes) -> Iterator[str]:
     """Write the weights of a session that change, and those that changed before; yields each as it is done.
 
+    Where the provider can add to weights in its own memory, a product of two matrices, as a LoRA is, goes there as the
+    two. It is added to the values of the model's file, never to those of another switch, so that no rounding stays.
+
     Args:
         session: one that was opened with ``options.adapters``.
         changed: names of the initializers that ``changes`` change.
 
     Raises:
+        BadModelError: a file cannot be read, or a record is wrong.
         ParityError: a weight gets values that its dtype cannot hold.
+        ProviderError: the provider fails.
     """
     weights = session.weights
-    for name in weights.changed.difference(changed):
-        weights.restore(name)
-    for name, values in _all_merged(session.component, weights.replaceable, changed, changes):
-        weights.write(name, values)
+    weights.restore([*(weights.changed if weights.adds else weights.changed.difference(changed))])
+    for name, values in _all_merged(session.component, weights, changed, changes):
+        if isinstance(values, tuple):
+            _check_magnitude(session.component, name, weights.replaceable[name], weights.add(name, values))
+        else:
+            weights.write(name, values)
         yield name
 
 
 def _all_merged(
-    component: str, weights: Mapping[str, ReplaceableWeight], changed: Sequence[str], changes: Changes
-) -> Iterator[tuple[str, Array]]:
+    component: str, weights: ReplacedWeights, changed: Sequence[str], changes: Changes
+) -> Iterator[tuple[str, Array | Factors]]:
     """The weights that change, in their order, with the differences of adapters; few are in memory at a time."""
-    running: deque[tuple[str, Future[Array]]] = deque()
+    running: deque[tuple[str, Future[Array | Factors]]] = deque()
+    known, compute = weights.replaceable, _added_or_merged if weights.adds else _merged
     pool = ThreadPoolExecutor(WORKERS, "sdort-adapters")
     try:
         for name in changed:
-            running.append((name, pool.submit(_merged, component, name, weights[name], changes)))
-            while len(running) > 2 * WORKERS or sum(weights[name].stored.nbytes for name, _ in running) > IN_FLIGHT:
+            running.append((name, pool.submit(compute, component, name, known[name], changes)))
+            while len(running) > 2 * WORKERS or sum(known[name].stored.nbytes for name, _ in running) > IN_FLIGHT:
                 first, future = running.popleft()
                 yield first, future.result()
         for first, future in running:
             yield first, future.result()
     finally:
         pool.shutdown(wait=True, cancel_futures=True)
+
+
+def _added_or_merged(component: str, name: str, weight: ReplaceableWeight, changes: Changes) -> Array | Factors:
+    """The factors of what is added to a weight, or the whole of it where that is no product.
+
+    Raises:
+        As :func:`_merged`.
+    """
+    factors = {}
+    for parameter in changes.keys() & weight.parameters:
+        own = [_scaled(difference.factors(), scale) for difference, scale in changes[parameter] if scale]
+        if None in own:
+            return _merged(component, name, weight, changes)
+        factors[parameter] = [each for each in own if each]
+    try:
+        added = added_factors(decode_origin(weight.origin), factors)
+    except UNREADABLE as error:
+        raise bad_origin(component, name, str(error)) from error
+    return _merged(component, name, weight, changes) if added is None else added
+
+
+def _scaled(factors: Factors | None, scale: float) -> Factors | None:
+    return factors and (factors[0] * np.float32(scale), factors[1])
+
+
+def _check_magnitude(component: str, name: str, weight: ReplaceableWeight, largest: float) -> None:
+    """Refuse sums that a weight's dtype cannot hold, unless the weight has such values itself.
+
+    Args:
+        largest: the largest magnitude before it was rounded.
+
+    Raises:
+        ParityError: it cannot.
+    """
+    dtype = weight.stored.dtype
+    with np.errstate(over="ignore"):
+        held = np.isfinite(np.float32(largest).astype(dtype))
+    if not held and is_finite(weight.stored.load()):
+        raise _too_large(component, name, dtype)
+
+
+def _too_large(component: str, name: str, dtype: np.dtype[Any]) -> ParityError:
+    return ParityError(
+        f"with these adapters {name!r} has values that {dtype} cannot hold",
+        component=component,
+        hint="Take smaller scales, or a pipeline that was optimized without --fp16.",
+    )
 
 
 def _merged(component: str, name: str, weight: ReplaceableWeight, changes: Changes) -> Array:
@@ -210,9 +271,5 @@ def _merged(component: str, name: str, weight: ReplaceableWeight, changes: Chang
     except UNREADABLE as error:
         raise bad_origin(component, name, str(error)) from error
     if not is_finite(merged) and is_finite(stored):
-        raise ParityError(
-            f"with these adapters {name!r} has values that {merged.dtype} cannot hold",
-            component=component,
-            hint="Take smaller scales, or a pipeline that was optimized without --fp16.",
-        )
+        raise _too_large(component, name, merged.dtype)
     return merged

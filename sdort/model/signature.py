@@ -12,6 +12,8 @@ import numpy.typing as npt
 from sdort.errors import BadModelError
 
 Array = npt.NDArray[Any]
+Factors = tuple[Array, Array]
+"""Matrices in fp32, [rows, rank] and [rank, columns]: something large is their product."""
 
 Feeds = Mapping[str, Array]
 """Values for a component's inputs, by name."""

@@ -91,6 +91,13 @@ class DeviceBlock:
         target, size = ctypes.c_void_p(self.address + offset), ctypes.c_size_t(source.nbytes)
         self._call("Memcpy", target, ctypes.c_void_p(source.ctypes.data), size, _TO_DEVICE)
 
+    def synchronize(self) -> None:
+        """Wait until what was written is there: a copy may return while it is on its way from a buffer of the driver's,
+        and streams of ONNX Runtime wait for no copy (CUDA's API synchronization behavior)."""
+        if self.vendor:
+            self._call("SetDevice", self.device_id)
+            self._call("DeviceSynchronize")
+
     def value(self, offset: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
         """The array at ``offset``, as an ``OrtValue`` that does not own its memory: whoever uses it holds the block."""
         return borrowed_value(self.address + offset, self.vendor, self.device_id, shape, dtype)

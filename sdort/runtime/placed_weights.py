@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -45,30 +45,43 @@ class PlacedWeights:
     Args:
         stored: their values in the model's files, by name.
         vendor, device_id: of the GPU; an empty vendor is the host.
+        tied: whether those that have one place in the files have one here.
 
     Raises:
         MemoryShortageError: they do not fit.
         BadModelError: they cannot be read.
     """
 
-    def __init__(self, stored: Mapping[str, StoredValues], vendor: str, device_id: int) -> None:
-        places: dict[tuple[Path, int, int], int] = {}
+    def __init__(self, stored: Mapping[str, StoredValues], vendor: str, device_id: int, *, tied: bool = True) -> None:
+        places: dict[object, int] = {}
         end = 0
-        for values in stored.values():  # tied weights have one place
-            if _place(values) not in places:
-                places[_place(values)] = end
+        self._stored = dict(stored)
+        self._offsets: dict[str, int] = {}
+        for name, values in stored.items():
+            place = _place(values) if tied else name
+            if place not in places:
+                places[place] = end
                 end += values.nbytes + -values.nbytes % ALIGNMENT
+            self._offsets[name] = places[place]
         self.block = DeviceBlock(vendor, device_id, end)
-        once = {places[_place(values)]: values for values in stored.values()}
-        with ThreadPoolExecutor(_THREADS, "sdort-weights") as pool:  # one reads while another one copies
-            deque(pool.map(self._write, once, once.values()), maxlen=0)
+        self.load({offset: name for name, offset in self._offsets.items()}.values())
         self.initializers = {
-            name: self.block.value(places[_place(values)], values.shape, values.dtype)
-            for name, values in stored.items()
+            name: self.block.value(self._offsets[name], values.shape, values.dtype) for name, values in stored.items()
         }
         """What a session is opened on, as ``OrtValue`` by name: whoever has it holds this object."""
 
-    def _write(self, offset: int, values: StoredValues) -> None:
+    def load(self, names: Iterable[str]) -> None:
+        """Write the values that the files have.
+
+        Raises:
+            BadModelError: they cannot be read.
+        """
+        with ThreadPoolExecutor(_THREADS, "sdort-weights") as pool:  # one reads while another one copies
+            deque(pool.map(self._load, names), maxlen=0)
+        self.block.synchronize()
+
+    def _load(self, name: str) -> None:
+        offset, values = self._offsets[name], self._stored[name]
         for piece in values.pieces():
             self.block.write(offset, piece)
             offset += piece.nbytes

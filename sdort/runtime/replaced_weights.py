@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.model.signature import Array, Factors
 from sdort.onnx_io.overridable import ReplaceableWeight
+from sdort.runtime.placed_weights import PlacedWeights
+from sdort.runtime.weight_sums import WeightSums
 
 
 class ReplacedWeights:
@@ -21,6 +23,8 @@ class ReplacedWeights:
         replaceable: the initializers, by name; they begin with their own values.
         upload: puts an array into the provider's memory, as an ``OrtValue``.
         as_inputs: the model has no such initializers: every run takes the values as inputs.
+        placed: these initializers, in the provider's memory already, in the place of ``upload``.
+        sums: adds products to values where they are, if the provider can.
 
     Raises:
         BadModelError: their own values cannot be read.
@@ -33,15 +37,19 @@ class ReplacedWeights:
         upload: Callable[[Array], Any] | None = None,
         *,
         as_inputs: bool = False,
+        placed: PlacedWeights | None = None,
+        sums: WeightSums | None = None,
     ) -> None:
         self.replaceable = dict(replaceable or {})
+        self._placed = placed
+        self._sums = sums
         self.as_inputs = as_inputs and bool(self.replaceable)
         self._changed: set[str] = set()
         self.version = 0
         """Grows with every change: of other weights, other things are made."""
-        self._values = (
-            {name: upload(weight.stored.load()) for name, weight in self.replaceable.items()} if upload else {}
-        )
+        self._values: Mapping[str, Any] = placed.initializers if placed else {}
+        if upload:
+            self._values = {name: upload(weight.stored.load()) for name, weight in self.replaceable.items()}
 
     @property
     def initializers(self) -> Mapping[str, Any]:
@@ -63,13 +71,44 @@ class ReplacedWeights:
         """Bytes of all values, in the provider's memory."""
         return sum(weight.stored.nbytes for weight in self.replaceable.values())
 
+    @property
+    def adds(self) -> bool:
+        """Whether :meth:`add` is possible."""
+        return self._sums is not None
+
     def write(self, name: str, values: Array) -> None:
         """Let ``name`` have other values, of the initializer's shape and dtype."""
-        self._changed.add(name)
-        self.version += 1
+        self._change(name)
         self._values[name].update_inplace(np.ascontiguousarray(values))
 
-    def restore(self, name: str) -> None:
-        """Let ``name`` have the values of the model's file."""
-        self.write(name, self.replaceable[name].stored.load())
-        self._changed.remove(name)
+    def add(self, name: str, factors: Factors) -> float:
+        """Add the product of two matrices to the values that ``name`` has, where they are.
+
+        Returns:
+            The largest magnitude of the sums in fp32, before they are rounded.
+
+        Raises:
+            ProviderError: the provider fails.
+        """
+        if self._sums is None:
+            raise ValueError("nothing adds to these weights")
+        self._change(name)
+        return self._sums.add(self._values[name], self.replaceable[name].stored.dtype, factors)
+
+    def restore(self, names: Collection[str]) -> None:
+        """Let weights have the values of the model's file.
+
+        Raises:
+            BadModelError: they cannot be read.
+        """
+        if self._placed:
+            self._placed.load(names)
+        for name in names:
+            if not self._placed:
+                self.write(name, self.replaceable[name].stored.load())
+            self._changed.remove(name)
+        self.version += bool(names)
+
+    def _change(self, name: str) -> None:
+        self._changed.add(name)
+        self.version += 1

@@ -44,6 +44,7 @@ from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.step_split import SAMPLE, TIMESTEP, StepSplit, split_step
 from sdort.runtime.stopping import stoppable
 from sdort.runtime.unsteered import remove_control_inputs
+from sdort.runtime.weight_sums import WeightSums
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
 from sdort.workload.residuals import steering_inputs
 
@@ -600,6 +601,11 @@ def _place_weights(
 
 def _own_weights(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> ReplacedWeights:
     """The weights of a file that adapters can change, in the provider's memory."""
+    replaceable = find_replaceable(path, component)
+    if provider.device and not keeps_constants(provider) and is_reachable(provider.vendor):
+        stored = {name: weight.stored for name, weight in replaceable.items()}
+        placed = PlacedWeights(stored, provider.vendor, options.device_id, tied=False)
+        return ReplacedWeights(replaceable, placed=placed, sums=WeightSums(provider, options))
 
     def upload(values: Array) -> Any:
         try:
@@ -607,7 +613,7 @@ def _own_weights(path: Path, component: str, provider: Provider, options: Runtim
         except Exception as error:  # its classes share no base but Exception
             raise run_error(error, component, provider) from error
 
-    return ReplacedWeights(find_replaceable(path, component), upload, as_inputs=keeps_constants(provider))
+    return ReplacedWeights(replaceable, upload, as_inputs=keeps_constants(provider))
 
 
 def _with_replaceable(

@@ -25,7 +25,7 @@ from sdort.cli import cli
 from sdort.errors import BadModelError, ParityError, UsageError
 from sdort.exporter.command import export
 from sdort.generation import device_loop
-from sdort.generation.adapted_weights import _merged, plan_adapters
+from sdort.generation.adapted_weights import _added_or_merged, _merged, plan_adapters
 from sdort.generation.guard import Guard
 from sdort.onnx_io.overridable import replaceable_weights, weights_of
 from sdort.onnx_io.weight_origins import ORIGINS_KEY
@@ -143,6 +143,32 @@ def test_a_merged_weight_is_the_baked_one(
                 assert_rounded_twice(own, merged, expected)
             else:
                 np.testing.assert_array_equal(merged, expected, err_msg=name, strict=True)
+
+
+@pytest.mark.parametrize(
+    ("family", "provider", "fp16", "sdort_ops"),
+    [("sd1", "cuda", True, True), ("sd1", "rocm", False, False), ("sdxl", "cuda", True, False)],
+)
+def test_every_weight_takes_a_lora_as_two_matrices(
+    family: str, provider: str, fp16: bool, sdort_ops: bool, request: pytest.FixtureRequest
+) -> None:
+    """Whatever the optimizer packed, turned or summed; their product is what the host computes."""
+    of_family = request.getfixturevalue(family)
+    plain, _ = of_family.optimized(provider, fp16, sdort_ops)
+    path = of_family.a if family == "sd1" else of_family.b  # the other one is of many kinds
+    plan = plan_adapters(open_folder(plain), [AdapterChoice(path, SCALE)])
+    for component, weights in plan.weights.items():
+        for name in plan.changed(component):
+            weight, changes = weights[name], plan.changes[component]
+            added = _added_or_merged(component, name, weight, changes)
+            assert isinstance(added, tuple), name
+            own = weight.stored.load().astype(np.float64)
+            total = own + (added[0].astype(np.float64) @ added[1]).reshape(own.shape)
+            merged = _merged(component, name, weight, changes)
+            unit = np.spacing(np.maximum(np.abs(own), np.abs(total)).astype(merged.dtype)).astype(np.float64)
+            if "combined" in json.dumps(weight.origin):  # the host reads the parameters back from rounded sums
+                unit = unit + np.abs(own).max() * 2.0 ** (-9 if fp16 else -20)
+            assert (np.abs(merged - total) <= unit * (1 if fp16 else 4)).all(), name
 
 
 def assert_rounded_twice(own: Any, merged: Any, expected: Any) -> None:

@@ -55,6 +55,7 @@ ELSEWHERE = {
 """Script -> the tests that run it."""
 APART = {
     "check_comfyui.py": "a checkout of ComfyUI; its nodes are tested in integrations/test_comfyui_*.py",
+    "comfyui_benchmark.py": "a checkout of ComfyUI",
     "check_migraphx.py": "ROCm's libmigraphx; what it reads of a graph is tested in providers/test_migraphx_graphs.py",
     "demo.sh": "makes a Python environment of its own; its commands are tested in project/test_trust.py",
     "mutate.py": "an environment with cosmic-ray",

@@ -142,8 +142,8 @@ class Runtime:
     """A vendor's runtime over the host's memory."""
 
     def __init__(self, prefix: str, limit: int = 1 << 30) -> None:
-        self.left, self.held, self.device = limit, set[int](), -1
-        for name in ("SetDevice", "Malloc", "Memcpy", "Free"):
+        self.left, self.held, self.device, self.on_its_way = limit, set[int](), -1, False
+        for name in ("SetDevice", "Malloc", "Memcpy", "DeviceSynchronize", "Free"):
             setattr(self, prefix + name, getattr(self, name))
         self._libc = ctypes.CDLL(None)
         self._libc.malloc.restype = ctypes.c_void_p
@@ -163,6 +163,11 @@ class Runtime:
     def Memcpy(self, target: ctypes.c_void_p, source: ctypes.c_void_p, size: ctypes.c_size_t, kind: int) -> int:
         assert kind == 1
         ctypes.memmove(target, source, size.value)
+        self.on_its_way = True
+        return 0
+
+    def DeviceSynchronize(self) -> int:
+        self.on_its_way = False
         return 0
 
     def Free(self, address: ctypes.c_void_p) -> int:
@@ -185,7 +190,7 @@ def gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 def test_a_gpus_memory_is_taken_written_and_freed(model: Path, gpu: tuple[str, Runtime]) -> None:
     vendor, runtime = gpu
     placed = PlacedWeights(stored(model), vendor, 1)
-    assert (runtime.device, len(runtime.held)) == (1, 1)
+    assert (runtime.device, len(runtime.held), runtime.on_its_way) == (1, 1, False)
     session = create_session(str(model), CPU, RuntimeOptions("cpu"), initializers=placed.initializers)
     wanted = create_session(str(model), CPU, RuntimeOptions("cpu")).run(None, feeds())
     for found, expected in zip(session.run(None, feeds()), wanted, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,7 +14,7 @@ from sdort.console import progress
 from sdort.errors import UsageError
 from sdort.generation.adapted_weights import switched
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.signature import Array
+from sdort.model.signature import Array, Factors
 
 MODULE = "diffusion_model."
 """What stands before a UNet's names in ComfyUI's model."""
@@ -24,7 +25,10 @@ Patches = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class PatchDifference:
-    """What ComfyUI's patches add to a parameter, computed by ComfyUI's own ``calculate_weight`` in fp32."""
+    """What ComfyUI's patches add to a parameter, computed by ComfyUI's own ``calculate_weight`` in fp32.
+
+    Plain LoRAs are products of two matrices, by the same formula (``LoRAAdapter`` of ``comfy/weight_adapter/lora.py``).
+    """
 
     shape: tuple[int, ...]
     patches: Sequence[Any]
@@ -32,6 +36,16 @@ class PatchDifference:
 
     by_rows = False
     """A patch changes a parameter as a whole."""
+
+    def factors(self) -> Factors | None:
+        """Two matrices whose product they add; None if it is no product."""
+        found = [_factors(patch) for patch in self.patches]
+        known = [factors for factors in found if factors]
+        if len(known) < len(found):
+            return None
+        if any((len(left), right.shape[1]) != (self.shape[0], math.prod(self.shape[1:])) for left, right in known):
+            return None  # refused where it is computed as a whole
+        return np.concatenate([left for left, _ in known], 1), np.concatenate([right for _, right in known])
 
     def rows(self) -> Callable[[int, Array], Array]:
         """A function of 0 and of the parameter to the difference.
@@ -52,6 +66,19 @@ class PatchDifference:
             return np.asarray(patched.float().numpy() - base)
 
         return compute
+
+
+def _factors(patch: Any) -> Factors | None:
+    """The matrices of a plain LoRA; None for a patch that is something else."""
+    strength, adapter, strength_model, offset, function = patch
+    if strength_model != 1.0 or offset is not None or function is not None or getattr(adapter, "name", "") != "lora":
+        return None
+    up, down, alpha, *others = adapter.weights
+    if any(other is not None for other in others):  # Tucker's core, DoRA's magnitudes, another shape
+        return None
+    scale = strength * (1.0 if alpha is None else float(alpha) / len(down))
+    left, right = (np.asarray(each.float().cpu().flatten(1).numpy()) for each in (up, down))
+    return left * np.float32(scale), right
 
 
 class PatchedWeights:

@@ -16,7 +16,7 @@ import numpy as np
 
 from sdort.errors import BadModelError
 from sdort.model.convert import convert
-from sdort.model.signature import Array
+from sdort.model.signature import Array, Factors
 from sdort.model.stored_values import StoredValues
 
 Shape = tuple[int, ...]
@@ -114,6 +114,14 @@ class LowRank:
 
     def rows(self) -> Rows:
         return _product(self.up.matrix(), self.down.matrix(), self.core)
+
+    def factors(self) -> Factors:
+        """The two matrices of which it is the product, in fp32."""
+        up, down = self.up.matrix(), self.down.matrix()
+        if self.core is None:
+            return up, down
+        kernels = self.core.values().reshape(self.core.shape[0], len(down), -1)
+        return up, np.einsum("oik,ic->ock", kernels, down, optimize=True).reshape(len(kernels), -1)
 
 
 @dataclass(frozen=True)
@@ -264,6 +272,11 @@ class Table:
         up, down = self.product.up.matrix(), self.product.down.matrix()
         return lambda rows: np.ascontiguousarray((up @ down[:, rows]).T)
 
+    def factors(self) -> Factors:
+        """The two matrices of which it is the product, in fp32."""
+        up, down = self.product.factors()
+        return down.T, up.T
+
 
 @dataclass(frozen=True)
 class Residual:
@@ -339,6 +352,9 @@ class Difference(Protocol):
     def rows(self) -> Callable[[int, Array], Array]:
         """A function as :meth:`Delta.rows` returns it."""
 
+    def factors(self) -> Factors | None:
+        """Two matrices whose product it is, as a matrix of the first axis and the others; None where it is none."""
+
 
 @dataclass(frozen=True)
 class Delta:
@@ -375,6 +391,17 @@ class Delta:
                 raise ValueError("a DoRA adapter's difference depends on the weight")
             base = np.empty(self.shape, np.float32)
         return self.rows()(0, base)
+
+    def factors(self) -> Factors | None:
+        """Two matrices [rows, rank] and [rank, columns] in fp32 whose product it is; None where it is none.
+
+        Raises:
+            BadModelError: as :meth:`array`.
+        """
+        if self.needs_base or not isinstance(self.form, (LowRank, Table)):
+            return None
+        left, right = self.form.factors()
+        return left[self.first_row : self.first_row + self.shape[0]] * np.float32(self.factor), right
 
     @property
     def by_rows(self) -> bool:
