@@ -169,7 +169,8 @@ class Drawing:
         messages = messages_of(self.workflow(seed, lora, image), self.address)
         if "execution_error" in messages:
             raise WorkflowError(messages["execution_error"]["exception_message"])
-        return (messages["execution_success"]["timestamp"] - messages["execution_start"]["timestamp"]) / 1000
+        started, ended = (float(messages[kind]["timestamp"]) for kind in ("execution_start", "execution_success"))
+        return (ended - started) / 1000
 
     def workflow(self, seed: int, lora: bool, image: bool) -> Workflow:
         precision = "fp32" if self.args.provider == "cpu" else "auto"
@@ -257,7 +258,8 @@ def write_lora(path: Path, config: Mapping[str, Any]) -> None:
     """Write a LoRA for all matrices and convolutions of the attention blocks, of 0.3 of their size."""
     with torch.device("meta"):
         shapes = {name: value.shape for name, value in UNet2DConditionModel(**config).state_dict().items()}
-    generator, tensors = torch.Generator().manual_seed(1), {}
+    generator = torch.Generator().manual_seed(1)
+    tensors: dict[str, torch.Tensor] = {}
     for name, shape in shapes.items():
         if ".attentions." not in name or len(shape) < 2:
             continue

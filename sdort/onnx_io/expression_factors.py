@@ -177,7 +177,9 @@ def _matched(old: Sequence[int], new: Sequence[int]) -> Iterator[tuple[list[int]
     """The smallest groups of neighbours with the same number of elements: axes of the old shape, sizes of the new."""
     axis = place = 0
     while axis < len(old) or place < len(new):
-        axes, sizes, before, after = [], [], 1, 1
+        axes: list[int] = []
+        sizes: list[int] = []
+        before = after = 1
         while not (axes or sizes) or before != after:
             if place >= len(new) or (axis < len(old) and before <= after):
                 before *= old[axis]

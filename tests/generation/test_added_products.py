@@ -73,13 +73,13 @@ def as_matrix(weight: Chain) -> Chain:
 
 def phases(weight: Chain) -> Chain:
     """An upsampler's filters: sums of rows and columns of a kernel, each phase a filter of its own."""
-    matrix = [[1.0, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1]]
+    matrix = np.array([[1, 0, 0], [0, 1, 1], [1, 1, 0], [0, 0, 1]], np.float64)
     rows, columns = weight.weight.shape[:2]
-    sums = Combined(Combined(weight.weight, 2, matrix), 3, matrix)
+    sums = Combined(Combined(weight.weight, 2, matrix.tolist()), 3, matrix.tolist())
     split = Transposed(Reshaped(sums, (rows, columns, 2, 2, 2, 2)), (2, 4, 0, 3, 5, 1))
 
     def compute(values: Values) -> Array:
-        filters = np.einsum("oiyx,ay,bx->oiab", weight.compute(values), matrix, matrix)
+        filters: Array = np.einsum("oiyx,ay,bx->oiab", weight.compute(values), matrix, matrix)
         return filters.reshape(rows, columns, 2, 2, 2, 2).transpose(2, 4, 0, 3, 5, 1).reshape(4 * rows, 2, 2, columns)
 
     return Chain(Reshaped(split, (4 * rows, 2, 2, columns)), compute)

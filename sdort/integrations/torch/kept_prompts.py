@@ -27,9 +27,7 @@ class _Seen:
         return cls(weakref.ref(tensor), changes, tensor.data_ptr())
 
     def is_as_it_was(self, tensor: torch.Tensor) -> bool:
-        if self.changes is None or self.tensor() is not tensor or tensor.is_inference():
-            return False
-        return self.changes == tensor._version and self.address == tensor.data_ptr()
+        return self.tensor() is tensor and self.changes is not None and self == _Seen.of(tensor)
 
 
 @dataclass(frozen=True)

@@ -143,11 +143,11 @@ class TensorSession:
             if TIMESTEP in complete and SAMPLE in complete:
                 complete[TIMESTEP] = self._timesteps(complete[TIMESTEP], complete[SAMPLE].shape[0])
             return complete
-        complete = self._checked(feeds)
-        self._filled = [(name, None if name in feeds else value) for name, value in complete.items()]
-        as_given = all(complete[name] is feeds[name] for name in complete.keys() & feeds.keys() - {TIMESTEP})
+        checked = self._checked(feeds)
+        self._filled = [(name, None if name in feeds else value) for name, value in checked.items()]
+        as_given = all(checked[name] is feeds[name] for name in checked.keys() & feeds.keys() - {TIMESTEP})
         self._repeated = shapes if as_given else None
-        return complete
+        return checked
 
     def _checked(self, feeds: Tensors) -> Tensors:
         given = {name: value for name, value in feeds.items() if name in self.inputs}

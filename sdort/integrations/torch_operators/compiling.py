@@ -7,12 +7,12 @@ Inductor makes kernels that it fuses and launches in a few microseconds. A CUDA 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
-Results = Tensor | tuple[Tensor, ...]
+Results: TypeAlias = Tensor | tuple[Tensor, ...]
 
 
 def offer_formulas(operators: Mapping[Any, tuple[Callable[..., Results], Callable[..., Results]]]) -> None:
