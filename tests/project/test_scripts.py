@@ -166,7 +166,7 @@ def test_a_wrong_adapter_is_the_exit_code(
         }
 
     monkeypatch.setattr(AdapterPlan, "changes", property(doubled))
-    monkeypatch.setattr(ReplacedWeights, "restore", lambda weights, name: weights._changed.discard(name))
+    monkeypatch.setattr(ReplacedWeights, "restore", lambda weights, names: weights._changed.difference_update(names))
     code, checks = adapters(run, made, adapted)
     wrong = {name.partition(": ")[2] for name, check in checks.items() if not check["ok"]}
     assert (code, wrong) == (1, {"on, exported with the LoRA", "off, as before", "off, without adapters"})
