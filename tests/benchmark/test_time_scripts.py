@@ -1,4 +1,5 @@
-"""The scripts that time a run: its start (cold_start.py), and what it takes beside its stages (own_time.py)."""
+"""The scripts that time a run: its start (cold_start.py), what it takes beside its stages (own_time.py),
+and what it saves by computing the deep part of the UNet seldom (deep_cache.py)."""
 
 from __future__ import annotations
 
@@ -45,3 +46,19 @@ def test_a_later_image_starts_no_process_and_opens_no_file(tiny: Tiny, tmp_path:
     code, words = said("own_time.py", tiny.onnx, "--images", 1, "--steps", 1, "--most", 0.5)
     assert code == 1
     assert "at most 0.5" in words
+
+
+def test_fewer_whole_steps_are_timed_and_their_images_compared(tiny: Tiny, tmp_path: Path) -> None:
+    options = ("--images", 1, "--steps", 3, "--every", 3, "--depth", 1, 2, "--judge", "--json", tmp_path / "found.json")
+    code, words = said("deep_cache.py", tiny.onnx, *options)
+    assert code == 0, words
+    found: dict[str, Any] = json.loads((tmp_path / "found.json").read_text())
+    assert found["same"]
+    plain, *cached = found["rows"]
+    assert (plain["every"], plain["speed"], plain["psnr"]) == (1, 1.0, float("inf"))
+    assert [(row["every"], row["depth"]) for row in cached] == [(3, 1), (3, 2)]
+    assert all(0 < row["least_psnr"] <= row["psnr"] < 100 for row in cached)
+    # A model of random weights shows nothing that the judge knows.
+    few = ("--images", 1, "--steps", 2, "--every", 3)
+    assert said("deep_cache.py", tiny.onnx, *few, "--judge", "--right", 0.9)[0] == 1
+    assert said("deep_cache.py", tiny.onnx, *few, "--least", 1000)[0] == 1

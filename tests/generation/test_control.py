@@ -180,6 +180,20 @@ def test_steps_through_the_host_are_the_same(made: Made, ours: Any, monkeypatch:
     assert _decibels(_generate(ours, control), expected) > LIKE
 
 
+def test_controls_steer_steps_without_the_deep_part(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are fed to the skip connections in every step; the loop through the host does the same."""
+    control = CASES["a share of the steps"][1](made)
+    whole, steered, free = (
+        _generate(ours, control),
+        _generate(ours, control, deep_cache=2),
+        _generate(ours, [], deep_cache=2),
+    )
+    assert 10 < _decibels(steered, whole) < LIKE
+    assert _decibels(steered, whole) > _decibels(free, whole)
+    monkeypatch.setattr(type(ours._models.loop), "fits", lambda *args: False)
+    assert _decibels(_generate(ours, control, deep_cache=2), steered) > LIKE
+
+
 def test_controls_steer_without_torch(made: Made, ours: Any, tmp_path: Path) -> None:
     options: Any = {"steps": 2, "seed": 7, "control": [f"{made.out('net0')}:{made.image(0)}:0.8"]}
     [drawn] = without.draw(made.out("pipeline"), tmp_path, PROMPT, options)

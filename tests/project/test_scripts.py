@@ -41,6 +41,7 @@ ROOT = SCRIPTS.parent
 ELSEWHERE = {
     "cold_start.py": "benchmark/test_time_scripts.py",
     "own_time.py": "benchmark/test_time_scripts.py",
+    "deep_cache.py": "benchmark/test_time_scripts.py",
     "demo_as_sd1.py": "demo/test_wide_demo.py",
     "fuzz.py": "project/test_fuzz.py",
     "gpu_benchmark.py": "benchmark/test_gpu_benchmark.py",
