@@ -2,12 +2,14 @@
 """Seconds of an image beside those of its stages: what `Pipeline.generate` takes for itself, after the first image.
 
     python scripts/own_time.py PIPELINE [--provider cuda] [--graph] [--images 20] [--steps 20] [--size WxH]
+        [--memory low]
         [--diffusers] [--beside] [--most 1.03] [--json FILE]
 
 Each round draws one image with `sdort.load(PIPELINE).generate` and, with --diffusers, one with diffusers' pipeline on
 the same components (sdort.integrations.diffusers). Medians are printed. It also counts the processes that a later
 `generate` starts and the files that it opens. The exit code is 1 if the whole is more than --most times the stages, a
-process starts or a file is opened.
+process starts or a file is opened. With --memory low each image loads the models: that counts as a stage, and the files
+that it opens are told alone. The memory is what the process takes of the GPU, or of the host where there is none.
 
 With --beside it also measures what is asked for beside the pixels: a preview, the PNG file, the texts in it, and the
 hash of the pipeline's files, which is found once for an open pipeline.
@@ -37,7 +39,7 @@ def main() -> int:
     args = arguments()
     sdort.set_verbosity(0)
     options: dict[str, Any] = {"steps": args.steps, "seed": 1, "size": args.size}
-    pipeline = sdort.load(args.pipeline, provider=args.provider, graph=args.graph)
+    pipeline = sdort.load(args.pipeline, provider=args.provider, graph=args.graph, memory=args.memory)
     draw: dict[str, Callable[[], Any]] = {"generate": lambda: pipeline.generate(PROMPT, **options)}
     if args.diffusers:
         draw["diffusers"] = in_diffusers(args)
@@ -54,7 +56,7 @@ def main() -> int:
             whole[name].append(time.perf_counter() - begun)
             if name == "generate":
                 drawn.append(result)
-    stages = [{name: getattr(one.seconds, name) for name in ("encode", "denoise", "decode")} for one in drawn[1:]]
+    stages = [stages_of(one) for one in drawn[1:]]
     found = {name: median(each[name] for each in stages) for name in stages[0]}
     found["stages"] = median(sum(each.values()) for each in stages)
     found |= {name: median(times) for name, times in whole.items()}
@@ -63,15 +65,27 @@ def main() -> int:
         print(f"{stage:12} {seconds * 1000:10.1f} ms")
     print(f"generate / stages {ratio:.3f}, at most {args.most}")
     print(f"a later generate starts {len(seen.processes)} processes and opens {len(seen.files)} files")
+    memory = drawn[-1].peak_memory
+    where, used = ("of the GPU", memory.device) if memory.device is not None else ("of the host", memory.host or 0)
+    print(f"memory {where} {used / 2**20:,.0f} MiB at most")
+    for each in drawn[-1].opened:
+        print(f"    {each.component} is loaded {each.times} x in {each.seconds * 1000:.0f} ms")
     for line in [*seen.processes, *seen.files]:
         print(f"    {line}")
     beside = asked_beside(pipeline, args, options, drawn[-1].images[0]) if args.beside else {}
     for what, seconds in beside.items():
         print(f"{what:32} {seconds * 1000:10.2f} ms")
     if args.json:
-        told = {"seconds": found, "ratio": ratio, "processes": seen.processes, "files": seen.files, "beside": beside}
+        told = {"seconds": found, "ratio": ratio, "processes": seen.processes, "files": seen.files}
+        told |= {"beside": beside, "memory": used}
         args.json.write_text(json.dumps(told, indent=2))
-    return int(ratio > args.most or bool(seen.processes or seen.files))
+    return int(ratio > args.most or bool(seen.processes or (seen.files and args.memory != "low")))
+
+
+def stages_of(drawn: Any) -> dict[str, float]:
+    """Seconds of the stages of an image, and of the models that were loaded for it."""
+    stages = {name: getattr(drawn.seconds, name) for name in ("encode", "denoise", "decode")}
+    return stages | {"load": sum(each.seconds for each in drawn.opened)}
 
 
 def arguments() -> argparse.Namespace:
@@ -79,6 +93,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("pipeline", type=Path)
     parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
     parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--memory", choices=["normal", "low"])
     parser.add_argument("--images", type=int, default=20)
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size")

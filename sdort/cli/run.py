@@ -14,6 +14,7 @@ from sdort.cli.options import decoding_options, placement_option, runtime_option
 from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
 from sdort.errors import SdortError
 from sdort.errors.number_ranges import QUALITY
+from sdort.providers import MEMORY
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 _SECTIONS = {
     **SECTIONS,
-    **RUNTIME,
+    "Execution": (*RUNTIME["Execution"], "memory"),
     **DECODING,
     "Results": ("output", "grid", "quality", "overwrite", "dry_run", "placement", "as_json"),
 }
@@ -55,6 +56,13 @@ Examples:
 @generation_options
 @decoding_options
 @runtime_options
+@click.option(
+    "--memory",
+    type=click.Choice(MEMORY),
+    show_default="normal, or low if the run fits only so",
+    help="low: load the models in turn. The memory of the largest one then suffices, and each run of images takes the "
+    "time of loading.",
+)
 @placement_option
 @click.option(
     "-o",

@@ -44,6 +44,7 @@ def load(
     custom_ops: str = "auto",
     adapters: bool = False,
     check: bool = True,
+    memory: str | None = None,
 ) -> Pipeline:
     """Load a text-to-image pipeline.
 
@@ -67,6 +68,8 @@ def load(
         adapters: open the models so that adapters can change their weights; without it, the first adapter makes them
             load again.
         check: compare the files with what sdort wrote, where its ``sdort.json`` lists them.
+        memory: ``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in
+            each call, and what follows of failures to load then happens there.
 
     Returns:
         The pipeline; :meth:`Pipeline.generate` makes images.
@@ -95,6 +98,7 @@ def load(
         "custom_ops": custom_ops,
         "adapters": adapters,
         "check": check,
+        "memory": memory,
     }
     runtime = runtime_options(options)
     return load_folder(pipeline_folder(pipeline, runtime), runtime)

@@ -12,6 +12,7 @@ import os
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -126,13 +127,16 @@ class RunningAdapters:
     """The adapters that the sessions of a pipeline have.
 
     Args:
-        sessions: the pipeline's, by component, which may be exchanged in place; those that adapters change are opened
-            with ``options.adapters``.
+        sessions: the pipeline's, by component, which may be exchanged in place, closed and opened; those that adapters
+            change are opened with ``options.adapters``.
     """
 
     def __init__(self, sessions: Mapping[str, Session]) -> None:
         self.sessions = sessions
+        self._plan = AdapterPlan((), (), {})
         self._current: list[AdapterRecord] | None = []
+        self._having: set[str] = set()
+        """Components whose sessions have the adapters of the plan."""
 
     @property
     def record(self) -> list[AdapterRecord]:
@@ -147,16 +151,33 @@ class RunningAdapters:
             ParityError: a weight gets values that its dtype cannot hold.
         """
         asked = [record_adapter(choice) for choice in plan.choices]
-        if asked == self._current:
-            return
-        for adapter in plan.adapters:
-            remark(adapter)
+        if asked != self._current:
+            self._having.clear()
+            for adapter in plan.adapters:
+                remark(adapter)
+        elif not asked:
+            return  # sessions that were opened meanwhile have none
+        self._plan = plan
+        self._change(asked)
+
+    def renew(self) -> None:
+        """Let sessions that were opened since then have the adapters of the last :meth:`use`; errors are as there."""
+        if self._current:
+            self._change(self._current)
+
+    def forget(self, component: str) -> None:
+        """The session of a component is closed, or another one without adapters has its place."""
+        self._having.discard(component)
+
+    def _change(self, asked: list[AdapterRecord]) -> None:
+        plan, left = self._plan, {name: each for name, each in self.sessions.items() if name not in self._having}
         self._current = None  # half of it, until all is done
-        total = sum(len(plan.changed(name)) for name in self.sessions)
-        with one_blas_thread(), progress("adapters", total=total) as advance:
-            for name, session in self.sessions.items():
+        total = sum(len(plan.changed(name)) for name in left)
+        with one_blas_thread(), progress("adapters", total=total) if left else nullcontext(lambda _: None) as advance:
+            for name, session in left.items():
                 for _ in switched(session, plan.changed(name), plan.changes.get(name, {})):
                     advance(1)
+                self._having.add(name)
         self._current = asked
 
 

@@ -21,7 +21,7 @@ from sdort.generation.prepared_inputs import (
     timed_rows,
 )
 from sdort.generation.step_conditions import StepConditions
-from sdort.model.signature import Array, static_size, timestep_shape
+from sdort.model.signature import Array, HasInputs, static_size, timestep_shape
 from sdort.pipelines.families import Conditioning
 from sdort.runtime.session import UNRECORDED, Session
 from sdort.runtime.step_split import SAMPLE, TIMESTEP
@@ -205,7 +205,7 @@ def repeated(conditions: Sequence[Conditioning], images: int) -> Conditioning:
     }
 
 
-def condition_width(unet: Session) -> int | None:
+def condition_width(unet: HasInputs) -> int | None:
     """Width of the embedding of the guidance scale; None if the UNet does not take one."""
     spec = unet.inputs.get("timestep_cond")
     return (static_size(spec.shape, 1) or 256) if spec else None

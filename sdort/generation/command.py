@@ -22,6 +22,7 @@ from sdort.generation.image_files import check_sides, save_image
 from sdort.generation.images import Generated
 from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
+from sdort.generation.low_memory import choose_memory, refuse_low
 from sdort.generation.memory_need import refuse_generation
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.preview_display import previewing
@@ -42,6 +43,7 @@ from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.providers import LOW, NORMAL
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
@@ -155,11 +157,15 @@ class Pipeline:
         for job in left.jobs:
             plan = check_job(models.folder, job, paths)
             with job.named():
-                more = refuse_generation(
-                    models.folder, plan.request, job.images, models.provider, device_id, self._held,
-                    refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
-                    stages=plan.stages,
-                )  # fmt: skip
+                if self._options.memory == LOW:  # whose sessions are closed
+                    refuse_low(models.folder, plan, job.images, models.provider, device_id)
+                    more = 0
+                else:
+                    more = refuse_generation(
+                        models.folder, plan.request, job.images, models.provider, device_id, self._held,
+                        refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
+                        stages=plan.stages,
+                    )  # fmt: skip
             needed = max(needed, more)
             plans.append(plan)
         _check_grid_of(left.jobs, plans, paths)
@@ -215,6 +221,8 @@ class Pipeline:
             **_values(replace(self._record(requests[0]), flagged=any_flagged(images))),
             images=images,
             iterations_per_second=round(len(models.timings.steps) / sum(models.timings.steps), 4),
+            memory=self._options.memory or NORMAL,
+            opened=models.openings.found,
             peak_memory=PeakMemory(peak_resident(), self._device.bytes()),
         )
 
@@ -272,7 +280,9 @@ def load_folder(folder: Path, options: RuntimeOptions) -> Pipeline:
     started = time.perf_counter()
     models = load_pipeline(folder, options)
     seconds = time.perf_counter() - started
-    models.guard = Guard(models.sessions, models.controls)
+    models.guard = Guard(models.sessions, models.controls, models.release if models.one_group else None)
+    if models.one_group:
+        models.one_group.before_closing = device.look
     return Pipeline(models, options, seconds, device)
 
 
@@ -296,7 +306,8 @@ class PlannedRun:
     def seconds(self) -> float | None:
         """What it will take, by the last runs of its kind on this machine; None where there was none."""
         device = device_name(self.provider, self.runtime.device_id)
-        return known_seconds(self.folder, self.jobs, self.provider.name, device)
+        memory = self.runtime.memory or NORMAL
+        return known_seconds(self.folder, self.jobs, self.provider.name, device, memory)
 
     def execute(self, *, placement: bool = False) -> Generation:
         """Load the pipeline, generate the images and write them.
@@ -336,11 +347,35 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
         for job in left.jobs:
             with phase("plan"):
                 plan = check_job(folder, job, left.paths)
-            with phase("plan"), job.named():
-                refuse_generation(folder, plan.request, job.images, provider, runtime.device_id, stages=plan.stages)
             plans.append(plan)
+        with phase("plan"):
+            runtime = _refuse_or_choose(folder, left.jobs, plans, provider, runtime)
         _check_grid_of(left.jobs, plans, left.paths)
     return PlannedRun(left, plans, folder, provider, runtime)
+
+
+def _refuse_or_choose(
+    folder: PipelineFolder,
+    jobs: Sequence[Job],
+    plans: Sequence[RequestPlan],
+    provider: Provider,
+    runtime: RuntimeOptions,
+) -> RuntimeOptions:
+    """The runtime's options, with low memory where nobody said how and only that fits.
+
+    Raises:
+        MemoryShortageError: a job cannot fit.
+    """
+    if runtime.memory is None:
+        pairs = [(plan, job.images) for plan, job in zip(plans, jobs, strict=True)]
+        runtime = replace(runtime, memory=choose_memory(folder, pairs, provider, runtime.device_id))
+    for job, plan in zip(jobs, plans, strict=True):
+        with job.named():
+            if runtime.memory == LOW:
+                refuse_low(folder, plan, job.images, provider, runtime.device_id)
+            else:
+                refuse_generation(folder, plan.request, job.images, provider, runtime.device_id, stages=plan.stages)
+    return runtime
 
 
 def written_size(request: Request, last: Stage) -> tuple[int, int]:
@@ -428,11 +463,13 @@ def _with_placement(
     """The result with the placement of each component, which is opened anew and runs twice."""
     folder, placement, lines = models.folder, [], []
     request = replace(requests[0], num_images=sum(request.num_images for request in requests))
-    for component, session in [(name, models.sessions[name]) for name in folder.compared if name in models.sessions]:
-        case = _case(folder, component, request, result, session.provider)
-        measured = measure_cases(folder.models, [case], session.provider, options, folder.vae_factor)
+    ran = {each.component: models.provider for each in result.opened}
+    ran |= {name: session.provider for name, session in models.sessions.items()}
+    for component, provider in [(name, ran[name]) for name in folder.compared if name in ran]:
+        case = _case(folder, component, request, result, provider)
+        measured = measure_cases(folder.models, [case], provider, options, folder.vae_factor)
         placement += measured
-        lines += remarks(measured, session.provider)
+        lines += remarks(measured, provider)
     return replace(result, placement=placement, placement_remarks=lines)
 
 

@@ -45,11 +45,18 @@ class Guard:
     Args:
         sessions: the pipeline's, by component; they are exchanged in place.
         controls: what steers its UNet, and is tried before the UNet itself.
+        release: called with a component whose session is to be replaced, before the next one is opened.
     """
 
-    def __init__(self, sessions: MutableMapping[str, Session], controls: RunningControls | None = None) -> None:
+    def __init__(
+        self,
+        sessions: MutableMapping[str, Session],
+        controls: RunningControls | None = None,
+        release: Callable[[str], None] | None = None,
+    ) -> None:
         self.sessions = sessions
         self._controls = controls
+        self._release = release
         self.widened: dict[str, str] = {}
         self._left = {name: list(steps) for name, steps in SAFER.items()}
         self._chosen: dict[str, Select] = {}
@@ -79,10 +86,12 @@ class Guard:
         """Open the next safer session of a component and say so; False if there is none."""
         if component == "unet" and self._controls and self._widen_controls(self._controls, problem):
             return True
+        place, options = self.sessions[component].place, self.sessions[component].options
         while self._left[component]:
             what, select = self._left[component].pop(0)
-            before = self.sessions[component]
-            session = _open(before.place, select, before.options)
+            if self._release:
+                self._release(component)
+            session = _open(place, select, options)
             if session is not None:
                 self.sessions[component] = session
                 self.widened[component] = what

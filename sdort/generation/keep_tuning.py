@@ -2,20 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from sdort.generation.request import Request
+from sdort.generation.running_controls import RunningControls
 from sdort.generation.stages import Stage
 from sdort.model.component_names import CONTROLNET
+from sdort.pipelines.folder import PipelineFolder
+from sdort.runtime.session import Session
 from sdort.runtime.tuning_results import keep_case, keep_shapes
 from sdort.workload.cases import generation_cases
 
-if TYPE_CHECKING:
-    from sdort.generation.pipeline import TextToImage
+
+class HasSessions(Protocol):
+    """A pipeline that generates images, as far as it is looked at."""
+
+    @property
+    def sessions(self) -> Mapping[str, Session]:
+        """Those that are open, by component."""
+
+    @property
+    def controls(self) -> RunningControls:
+        """What steers the UNet."""
+
+    @property
+    def folder(self) -> PipelineFolder:
+        """Where it is."""
 
 
-def keep_generated(pipeline: TextToImage, requests: Sequence[Request], stages: Sequence[Stage]) -> None:
+def keep_generated(pipeline: HasSessions, requests: Sequence[Request], stages: Sequence[Stage]) -> None:
     """Keep what was tuned while images were generated; a cache that cannot be written costs a warning.
 
     Args:

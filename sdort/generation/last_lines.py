@@ -46,18 +46,19 @@ def _files(paths: Sequence[Path]) -> str:
 
 def _stages(result: Generation, age: float | None) -> str:
     """The seconds of all and of each stage; ``start`` is Python and its libraries, ``rest`` checks and files."""
-    seconds = result.seconds
+    seconds, opening = result.seconds, sum(each.seconds for each in result.opened)
     stages = {
         "load": three_digits(seconds.load) + " s",
         "text encoder": three_digits(seconds.encode) + " s",
         "denoise": f"{three_digits(seconds.denoise)} s ({speed(result.iterations_per_second)})",
         "decode": three_digits(seconds.decode) + " s",
         **({"upscale": three_digits(seconds.upscale) + " s"} if seconds.upscale else {}),
+        **({"load in turn": three_digits(opening) + " s"} if opening else {}),
         **({"safety checker": three_digits(seconds.judge) + " s"} if seconds.judge else {}),
     }
     words = [f"{stage} {text}" for stage, text in stages.items()]
     known = seconds.load + seconds.encode + seconds.encode_image + seconds.denoise + seconds.decode
-    known += seconds.upscale + seconds.judge
+    known += seconds.upscale + seconds.judge + opening
     if result.elapsed > known:
         words.append(f"rest {three_digits(result.elapsed - known)} s")
     if age is not None and age > result.elapsed > 0:

@@ -168,7 +168,7 @@ def generation_bytes(
         plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
         largest = max(
             largest,
-            case_bytes(folder, Case("unet", samples, *size), provider, steps=steps, graphs=_graphs(request))
+            case_bytes(folder, Case("unet", samples, *size), provider, steps=steps, graphs=graphs_of(request))
             + control_bytes(folder, request, samples, size, provider),
             case_bytes(folder, decoded, provider, plan),
             case_bytes(folder, Case(ENCODER, 1, *size), provider, plan) if encodes(request) else 0,
@@ -205,6 +205,16 @@ def control_files(request: Request) -> list[ComponentFile]:
     return [find_control(path) for path in dict.fromkeys(control.path.resolve() for control in request.control)]
 
 
+def control_weights(request: Request, but: Collection[Path] = ()) -> int:
+    """Bytes of the files of a request's controls.
+
+    Args:
+        but: models that do not count.
+    """
+    files = [file.path for file in control_files(request) if file.path.resolve() not in but]
+    return sum(_folder_bytes(path.parent) for path in files)
+
+
 def encodes(request: Request) -> bool:
     """Whether images are encoded on the way."""
     return bool(request.encoding_option)
@@ -222,11 +232,11 @@ def refiner_bytes(
     samples = min(images, request.images_at_once) * len(request.guidance())
     components = [name for name in refiner.needed if name != DECODER]
     return weight_bytes(refiner, components) + case_bytes(
-        refiner, Case("unet", samples, *size), provider, steps=request.steps, graphs=_graphs(request)
+        refiner, Case("unet", samples, *size), provider, steps=request.steps, graphs=graphs_of(request)
     )
 
 
-def _graphs(request: Request) -> int:
+def graphs_of(request: Request) -> int:
     """How many graphs of a UNet a request runs."""
     return 2 if request.deep_cut else 1
 
@@ -295,13 +305,8 @@ def refuse_generation(
     stages = stages or plan_stages(folder, request)
     height, width = stages[-1].size
     needed = generation_bytes(folder, request, images, provider, free, stages)
-    components = [*folder.needed]
-    components += [ENCODER] if encodes(request) else []
-    components += [IMAGE_ENCODER] if request.ip_adapter_image else []
-    components += [SAFETY_CHECKER] if is_judged(request.safety) else []
-    weights = weight_bytes(folder, components) if held is None else 0
-    controls = [file.path for file in control_files(request) if file.path.resolve() not in controls_open]
-    weights += sum(_folder_bytes(path.parent) for path in controls)
+    weights = weight_bytes(folder, used_components(folder, request)) if held is None else 0
+    weights += control_weights(request, controls_open)
     what = f"generating {width}x{height} pixels, {min(images, request.images_at_once)} at once,"
     refuse_shortage(weights + needed, free, what)
     if request.refiner and not refiner_open:
@@ -310,6 +315,13 @@ def refuse_generation(
         more = refiner_bytes(refiner, (height, width), request, images, provider) - weight_bytes(folder, ["unet"])
         refuse_shortage(weights + more, free, f"{what} with the refiner {refiner.path.name}")
     return needed
+
+
+def used_components(folder: PipelineFolder, request: Request) -> list[str]:
+    """The components of a pipeline that a request uses."""
+    encoder = [ENCODER] if encodes(request) else []
+    image_encoder = [IMAGE_ENCODER] if request.ip_adapter_image else []
+    return [*folder.needed, *encoder, *image_encoder, *([SAFETY_CHECKER] if is_judged(request.safety) else [])]
 
 
 def refuse_case(
@@ -337,5 +349,6 @@ def refuse_shortage(needed: int, free: int, what: str) -> None:
     if needed > MARGIN * free:
         raise MemoryShortageError(
             f"{what} needs about {size_text(needed)} of memory, and {size_text(free)} are free",
-            hint="Take smaller images or fewer at once; --vae-tiling and --vae-slicing decode in parts.",
+            hint="Take smaller images or fewer at once; --vae-tiling and --vae-slicing decode in parts, --memory low "
+            "loads the models in turn.",
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -27,6 +26,7 @@ from sdort.generation.host_loop import denoise, embed_guidance
 from sdort.generation.image_noise import ImageSeed, NoiseSource
 from sdort.generation.images import Generated, to_image
 from sdort.generation.ip_adapter_tokens import IpAdapterTokens
+from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.known_schedules import known_recurrence
 from sdort.generation.memory_need import fits_beside, has_room
 from sdort.generation.preview import BatchPreviews, Previewer
@@ -41,16 +41,18 @@ from sdort.generation.resampling import enlarged_latents
 from sdort.generation.running_controls import Controls, RunningControls
 from sdort.generation.safety import SafetyChecker, Verdict
 from sdort.generation.schedule_part import Part, PartSteps
+from sdort.generation.session_groups import DENOISING, PICTURES, OneGroup, Openings, group_of
 from sdort.generation.stages import Stage
 from sdort.generation.step_conditions import Copies, StepConditions
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.generation.upscaled_picture import upscale_picture
 from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
-from sdort.model.signature import Array, static_size
+from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.families import Conditioning
 from sdort.pipelines.folder import PipelineFolder, open_folder
+from sdort.providers import LOW
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.environment import device_name, versions
@@ -91,9 +93,13 @@ class DenoisedBatch:
 
 
 class TextToImage:
-    """A pipeline whose sessions are open, on ``provider``.
+    """A pipeline whose sessions are open, on ``provider``, or open when they are first used.
 
     ``fallback`` says why that is not the requested one, or which components are elsewhere, and why.
+
+    Args:
+        options: of its sessions; by default those of the UNet's.
+        one_group: closes the sessions of a group of components when another one begins; None where all stay open.
     """
 
     def __init__(
@@ -103,17 +109,26 @@ class TextToImage:
         provider: Provider,
         fallback: str | None,
         tokenizers: Mapping[str, PromptTokenizer],
+        options: RuntimeOptions | None = None,
+        one_group: OneGroup | None = None,
     ) -> None:
         self.folder = folder
         self.sessions = sessions
         self.provider = provider
         self.fallback = fallback
         self.tokenizers = tokenizers
+        self.one_group = one_group
+        self.openings = Openings()
         self._conditioning_outputs(1)
-        self.options = sessions["unet"].options
-        self.loop = Loop(sessions["unet"])
+        self.options = options or sessions["unet"].options
+        if "unet" in sessions:
+            self.loop = Loop(sessions["unet"])
+        self._steered = False
+        """Whether the UNet has its inputs for images, where it opens when it is used."""
+        self._running: tuple[Sequence[Request], list[Stage]] = ((), [])
+        """The requests, and the stages of which there was a batch since the UNet was opened."""
         self.adapters = RunningAdapters(sessions)
-        self.controls = RunningControls()
+        self.controls = RunningControls(self.openings)
         self.ip_adapter_tokens = IpAdapterTokens()
         self._set_aside: tuple[Loop, str | None] | None = None
         """The loop of the UNet with, or without, inputs for control images, the one that is not in use, and what was in
@@ -123,6 +138,8 @@ class TextToImage:
         """How the last latents were decoded, in the end."""
         self.upscalers: dict[Path, Upscaler] = {}
         """Upscalers that are open, by their files."""
+        self._scales: dict[Path, float] = {}
+        """How many times as large upscalers make an image, by their files."""
         self.previewer: Previewer | None = None
         """Shows previews of the next images."""
         self.refiner: TextToImage | None = None
@@ -162,23 +179,32 @@ class TextToImage:
             ParityError: the UNet returned NaN or infinity.
             ProviderError: a run failed.
         """
-        request = requests[0]
-        plan = plan or plan_request(self.folder, request)
-        stages = plan.stages
+        try:
+            yield from self._generate_all(requests, plan or plan_request(self.folder, requests[0]), on_step, on_tile)
+        finally:
+            if self.one_group:
+                self.one_group.end()
+
+    def _generate_all(
+        self, requests: Sequence[Request], plan: RequestPlan, on_step: Callable[[float], None], on_tile: OnTile
+    ) -> Iterator[Generated]:
+        request, stages = requests[0], plan.stages
+        self._running = (requests, [])
         self._use_unet(steered=bool(request.control or request.ip_adapter_image), cut=request.deep_cut)
         size = stages[0].size
         canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
         remark_on_size(request, size)
+        self.openings.forget()
         self.use_adapters(plan.adapters)
         self.timings = Timings()
-        started = time.perf_counter()
+        started = self.openings.clock()
         own = [stage for stage in stages if not stage.refines]
         conditions = self._conditions(requests, own)
-        self.timings.encode = time.perf_counter() - started
+        self.timings.encode = self.openings.clock() - started
         start = Start(self.folder) if canvas is None else self._start(request, canvas, stages[0].part)
-        batches = self._passes(requests, own, conditions, start, on_step)
+        batches: Iterable[DenoisedBatch] = self._passes(requests, own, conditions, start, on_step)
         if own != stages:
-            batches = self._refined(requests, stages[-1], batches, on_step)
+            batches = self._gathered(self._refined(requests, stages[-1], batches, on_step))
         for batch in batches:
             for image in self._decode(batch.latents, request, batch.seeds, on_tile):
                 if image.problem is None:
@@ -195,21 +221,37 @@ class TextToImage:
         on_step: Callable[[float], None],
     ) -> Iterator[DenoisedBatch]:
         """The batches of all images after the stages, whose ``conditions`` are of each stage and request."""
-        request = requests[0]
-        images = [(number, seed) for number, each in enumerate(requests) for seed in each.seeds]
-        recurrences = [self._recurrence(request, stage) for stage in stages]
-        for first in range(0, len(images), request.images_at_once):
-            batch = images[first : first + request.images_at_once]
-            numbers, seeds = [number for number, _ in batch], [seed for _, seed in batch]
-            source = NoiseSource(seeds, request.variation_strength or 0.0)
-            begin, latents = start, np.zeros(0, np.float32)
-            for stage, recurrence, own in zip(stages, recurrences, conditions, strict=True):
-                if latents.size:
-                    begin = self._larger(latents, request, stage, seeds)
-                stacked = StepConditions([own[number] for number in numbers])
-                denoise_batch = partial(self._denoise_batch, request, stage, recurrence, stacked, begin, source)
-                latents = self._denoised(denoise_batch, source, on_step)
-            yield DenoisedBatch(numbers, seeds, source, latents)
+        batches: Iterable[DenoisedBatch] = _undrawn(requests)
+        for stage, own in zip(stages, conditions, strict=True):
+            begun = self._gathered(self._begun(batches, requests[0], stage, start))
+            batches = self._gathered(self._pass(begun, requests[0], stage, own, on_step))
+        return iter(batches)
+
+    def _begun(
+        self, batches: Iterable[DenoisedBatch], request: Request, stage: Stage, start: Start
+    ) -> Iterator[tuple[DenoisedBatch, Start]]:
+        """Each batch with what it begins a stage with: ``start``, or what the stage before made."""
+        for batch in batches:
+            yield batch, self._larger(batch.latents, request, stage, batch.seeds) if batch.latents.size else start
+
+    def _pass(
+        self,
+        begun: Iterable[tuple[DenoisedBatch, Start]],
+        request: Request,
+        stage: Stage,
+        conditions: list[list[Copies]],
+        on_step: Callable[[float], None],
+    ) -> Iterator[DenoisedBatch]:
+        """The batches after a stage."""
+        recurrence = self._recurrence(request, stage)
+        for batch, begin in begun:
+            stacked = StepConditions([conditions[number] for number in batch.numbers])
+            denoise_batch = partial(self._denoise_batch, request, stage, recurrence, stacked, begin, batch.source)
+            yield replace(batch, latents=self._denoised(denoise_batch, batch.source, on_step))
+
+    def _gathered(self, parts: Iterable[T]) -> Iterable[T]:
+        """All parts before the next step begins with the first one, where their sessions are not open together."""
+        return parts if self.one_group is None else list(parts)
 
     def _refined(
         self,
@@ -228,7 +270,7 @@ class TextToImage:
             self.folder.path, adapters=bool(request.lora), controls=bool(request.control or request.ip_adapter_image)
         )
         images = sum(each.num_images for each in requests)
-        alone = self.refiner is None and not fits_beside(
+        alone = not (self.one_group or self.refiner) and not fits_beside(
             folder, stage.size, request, images, self.provider, self.options
         )
         if alone:
@@ -237,9 +279,9 @@ class TextToImage:
         refiner = self.refiner = self.refiner or self._opened_refiner(folder)
         refiner._use_unet(steered=False, cut=request.deep_cut)
         refiner.timings, refiner.previewer = self.timings, self.previewer
-        started = time.perf_counter()
+        started = self.openings.clock()
         [conditions] = refiner._conditions(requests, [stage])
-        self.timings.encode += time.perf_counter() - started
+        self.timings.encode += self.openings.clock() - started
         recurrence = refiner._recurrence(request, stage)
         for batch in batches:
             stacked = StepConditions([conditions[number] for number in batch.numbers])
@@ -252,16 +294,44 @@ class TextToImage:
     def _opened_refiner(self, folder: PipelineFolder) -> TextToImage:
         """A refiner without a decoder of its own: the base's is the same."""
         names = [name for name in folder.needed if name != DECODER]
-        sessions = {name: self._open(folder, name) for name in names} | {DECODER: self.sessions[DECODER]}
-        refiner = assemble(folder, sessions, self.provider, None)
-        refiner.schedule = self.folder
-        refiner.guard = self.guard and Guard(sessions)
+        sessions: dict[str, Session] = {}
+        if self.one_group is None:
+            sessions = {name: self._open(folder, name) for name in names} | {DECODER: self.sessions[DECODER]}
+        options = replace(self.options, adapters=False)
+        refiner = assemble(folder, sessions, self.provider, None, options=options, one_group=self.one_group)
+        refiner.schedule, refiner.openings = self.folder, self.openings
+        refiner.guard = self.guard and Guard(sessions, release=refiner.release if self.one_group else None)
         return refiner
 
     def _close_unet(self) -> None:
         """Give the memory of the UNet back; the next images open it again."""
-        del self.sessions["unet"], self.loop
+        self._forget("unet")
+        vars(self).pop("loop", None)
         self._set_aside = None
+
+    def _close_group(self, group: str) -> None:
+        """Give the memory of a group's sessions back, once what was tuned in them is kept."""
+        requests, stages = self._running
+        if requests:
+            keep_generated(self, requests, stages)
+        for name in [name for name in self.sessions if group_of(name) == group]:
+            self._forget(name)
+        if group == DENOISING:
+            self._close_unet()
+            self.controls.close()
+            stages.clear()
+        if group == PICTURES:
+            self.upscalers.clear()
+
+    def _forget(self, component: str) -> None:
+        """Hold a session no longer."""
+        self.sessions.pop(component, None)
+        self.adapters.forget(component)
+
+    def release(self, component: str) -> None:
+        """Give the memory of a session back before another one takes its place, where that matters."""
+        if component == "unet":
+            self._close_unet()
 
     def _use_unet(self, *, steered: bool, cut: int = 0) -> None:
         """Have the UNet with its inputs for control images, or the one whose graph has nothing of them; and cut, unless
@@ -270,9 +340,12 @@ class TextToImage:
         Where memory has room for both the other one stays open for the next request of its kind; where it has not, the
         UNet with these inputs goes on for requests that nothing steers, and zeros are in them.
         """
-        if cut:
+        if cut or self.one_group:
             self.options = replace(self.options, deep_cut=cut)
         controlled = steered and bool(steering_inputs(self.folder.file("unet").signature.inputs))
+        if self.one_group:
+            self._steered = controlled
+            return
         if "unet" not in self.sessions:
             self.sessions["unet"] = self._open(self.folder, "unet", controlled)
             self.loop = Loop(self.sessions["unet"])
@@ -317,14 +390,14 @@ class TextToImage:
 
     def _start(self, request: Request, canvas: Canvas, part: Part) -> Start:
         """The init image encoded, and what its mask leaves, for a UNet that takes that."""
-        started = time.perf_counter()
+        started = self.openings.clock()
         mask = masked = None
         if request.mask:
             mask = canvas.latent_mask(self.folder.vae_factor)
             if self.folder.sample_channels != self.folder.latent_channels:
                 masked = self._posterior(canvas.masked_pixels, request)
         image = self._posterior(canvas.pixels, request) if part.takes_image else None
-        self.timings.image += time.perf_counter() - started
+        self.timings.image += self.openings.clock() - started
         return Start(self.folder, image, mask=mask, masked=masked)
 
     def _posterior(self, pixels: Array, request: Request) -> Posterior:
@@ -342,20 +415,50 @@ class TextToImage:
         return self._guarded(ENCODER, work, lambda posterior: [posterior.parameters])
 
     def _opened(self, component: str) -> Session:
-        """The session of a component that only some requests need."""
+        """The session of a component, opened where it is not yet, or not any more."""
+        self._begin_group(group_of(component))
         if component not in self.sessions:
-            self.sessions[component] = self._open(self.folder, component)
+            self.sessions[component] = self._open(self.folder, component, component == "unet" and self._steered)
+            if is_adaptable(component):
+                self.adapters.renew()
         return self.sessions[component]
 
+    def _begin_group(self, group: str) -> None:
+        """Close the sessions of other groups, where those of one are open at a time."""
+        if self.one_group:
+            self.one_group.begin(self, group, partial(self._close_group, group))
+
+    def _inputs(self, component: str) -> Mapping[str, TensorSpec]:
+        """The inputs of a component, open or not."""
+        if component in self.sessions:
+            return self.sessions[component].inputs
+        inputs = self.folder.file(component).signature.inputs
+        left_out = () if component != "unet" or self._steered else steering_inputs(inputs)
+        return {name: spec for name, spec in inputs.items() if name not in left_out}
+
+    def _outputs(self, component: str) -> list[str]:
+        """The names of a component's outputs, open or not."""
+        if component in self.sessions:
+            return [spec.name for spec in self.sessions[component].outputs]
+        return list(self.folder.file(component).signature.outputs)
+
     def _open(self, folder: PipelineFolder, component: str, controlled: bool = False) -> Session:
-        """A component that only some requests need, opened as the others are."""
-        path = folder.models[component]
-        with checked(folder.path, self.options.check) as content:
+        """A component, opened as all are; what was in fp32 still is."""
+        path, refused = folder.models[component], None
+        own = replace(
+            self.options,
+            graph=self.options.graph and component == "unet",
+            adapters=self.options.adapters and is_adaptable(component),
+            control_inputs=controlled,
+        )
+        with self.openings.of(component), checked(folder.path, own.check) as content:
             content.reads([path])
-            graph = self.options.graph and component == "unet"
-            options = replace(self.options, graph=graph, control_inputs=controlled)
-            session, refused = open_or_fall_back(path, component, self.provider, options)
-        self.fallback = "; ".join(filter(None, [self.fallback, refused])) or None
+            guard = self.guard if folder is self.folder else None
+            session = guard.reopened(SessionPlace(path, component, self.provider, None), own) if guard else None
+            if session is None:
+                session, refused = open_or_fall_back(path, component, self.provider, own)
+        if refused and refused not in (self.fallback or ""):
+            self.fallback = "; ".join(filter(None, [self.fallback, refused]))
         return session
 
     def _larger(self, latents: Array, request: Request, stage: Stage, seeds: list[ImageSeed]) -> Start:
@@ -371,10 +474,10 @@ class TextToImage:
         if bad:
             raise ParityError(f"the first image of seed {bad.seed} shows nothing: {bad.problem}", component=DECODER)
         large = [self._upscaled(image.pixels, request.hires_upscaler) for image in images]
-        started = time.perf_counter()
+        started = self.openings.clock()
         pictures = [Image.fromarray(pixels).resize((width, height), Image.Resampling.LANCZOS) for pixels in large]
         start = Start(self.folder, self._posterior(pixels_of_images([np.asarray(each) for each in pictures]), request))
-        self.timings.image += time.perf_counter() - started
+        self.timings.image += self.openings.clock() - started
         return start
 
     def _upscaled(
@@ -389,27 +492,32 @@ class TextToImage:
 
         if upscaler is None:
             return pixels
-        started = time.perf_counter()
+        started = self.openings.clock()
+        self._begin_group(PICTURES)
         if upscaler not in self.upscalers:
-            self.upscalers[upscaler] = open_upscaler(upscaler, replace(self.options, provider=self.provider.name))
+            with self.openings.of("upscaler"):
+                opened = open_upscaler(upscaler, replace(self.options, provider=self.provider.name))
+            self.upscalers[upscaler], self._scales[upscaler] = opened, float(opened.scale)
         picture = upscale_picture(self.upscalers[upscaler], Image.fromarray(pixels), scale, on_tile=on_tile)
-        self.timings.upscale += time.perf_counter() - started
+        self.timings.upscale += self.openings.clock() - started
         return np.asarray(picture)
 
     def upscaled_by(self, request: Request) -> float | None:
         """How many times as large a request's finished images became; None without an upscaler."""
-        upscaler = self.upscalers.get(request.upscale) if request.upscale else None
-        return request.upscale_by or (float(upscaler.scale) if upscaler else None)
+        return request.upscale_by or (self._scales.get(request.upscale) if request.upscale else None)
 
     def use_adapters(self, plan: AdapterPlan) -> None:
         """Let the pipeline have these adapters, and no others, from now on.
 
         Sessions that were not opened for adapters are opened anew, once; everything later changes weights in place.
+        Those that are opened later get them then.
 
         Raises:
             BadModelError, ProviderError: a session does not open again, or an adapter's file cannot be read.
             ParityError: a weight gets values that its dtype cannot hold.
         """
+        if self.one_group and plan.choices:
+            self.options = replace(self.options, adapters=True)
         for name, session in self.sessions.items():
             if plan.choices and is_adaptable(name) and not session.options.adapters:
                 self._open_for_adapters(name)
@@ -419,12 +527,13 @@ class TextToImage:
         say(f"{name} is loaded again so that its weights can change; sdort.load(..., adapters=True) does it at once")
         session = self.sessions[name]
         self.sessions[name] = self._opened_again(session.place, replace(session.options, adapters=True))
+        self.adapters.forget(name)
         if name == "unet":
             remark_inputs(self.sessions[name])
 
     def guidance(self, request: Request) -> list[float]:
         """The weights of an image's samples, as :meth:`Request.guidance`."""
-        return request.guidance("timestep_cond" in self.sessions["unet"].inputs)
+        return request.guidance("timestep_cond" in self._inputs("unet"))
 
     def _guarded(self, component: str, work: Callable[[], T], arrays: Callable[[T], Iterable[Array]]) -> T:
         """The result of ``work``, in a safer precision if one of its ``arrays`` is dead."""
@@ -450,8 +559,9 @@ class TextToImage:
                 on_step(-advanced[0])
                 advanced[0] = 0.0
             source.restore(state)
-            if self.loop.unet is not self.sessions["unet"]:
-                self.loop = Loop(self.sessions["unet"])
+            unet = self._opened("unet")
+            if vars(self).get("loop") is None or self.loop.unet is not unet:
+                self.loop = Loop(unet)
             return list(denoise_batch(advance))
 
         latents = self._guarded("unet", again, list)
@@ -486,7 +596,7 @@ class TextToImage:
         self, request: Request, kinds: Mapping[Texts | None, str], size: tuple[int, int]
     ) -> dict[Texts | None, Conditioning]:
         """The conditioning by texts, all of one length; ``kinds`` says what each is, for messages."""
-        reader = PromptReader(self.tokenizers, self.sessions["unet"].inputs.get("encoder_hidden_states"))
+        reader = PromptReader(self.tokenizers, self._inputs("unet").get("encoder_hidden_states"))
         run = partial(self._encode, self._conditioning_outputs(request.clip_skip))
         encode = partial(encode_prompts, reader, weighting=request.prompt_weighting, encode=run)
         parts: dict[Texts | None, list[Conditioning]] = dict(
@@ -495,7 +605,7 @@ class TextToImage:
         if None in kinds:
             of_any = next(iter(parts.values()))
             parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in of_any]
-        width = condition_width(self.sessions["unet"])
+        width = condition_width(self.sessions.get("unet") or self.folder.file("unet").signature)
         scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
         condition = self.folder.family.condition
         conditions = {texts: condition(part, size) | scale for texts, part in parts.items()}
@@ -537,9 +647,9 @@ class TextToImage:
     def _image_conditions(self, request: Request, guided: bool) -> list[Conditioning]:
         """The conditioning by the images of IP-Adapters, which a refiner does not take."""
         images = request.ip_adapter_image if self.schedule is self.folder else ()
-        inputs, side = self.sessions["unet"].inputs, 0
+        inputs, side = self._inputs("unet"), 0
         if images:
-            spec = next(iter(self._opened(IMAGE_ENCODER).inputs.values()))
+            spec = next(iter(self._inputs(IMAGE_ENCODER).values()))
             side = static_size(spec.shape, 2) or 224
         return self.ip_adapter_tokens.conditions(inputs, images, self._image_tokens, side, guided)
 
@@ -559,11 +669,11 @@ class TextToImage:
             BadModelError: the checker does not load.
             ParityError: its scores are no numbers, in fp32 too.
         """
-        started = time.perf_counter()
+        started = self.openings.clock()
         checker = self._checker = self._checker or SafetyChecker(self.folder)
         feeds = checker.feeds(pixels)
         outputs = self._guarded(SAFETY_CHECKER, lambda: self._opened(SAFETY_CHECKER).run(feeds), checker.numbers)
-        self.timings.judge += time.perf_counter() - started
+        self.timings.judge += self.openings.clock() - started
         return checker.verdict(outputs)
 
     def _conditioning_outputs(self, clip_skip: int) -> dict[str, dict[str, str]]:
@@ -574,7 +684,7 @@ class TextToImage:
         """
         found = {}
         for encoder in self.folder.family.encoders:
-            names = [spec.name for spec in self.sessions[encoder.component].outputs]
+            names = self._outputs(encoder.component)
             found[encoder.component] = encoder.outputs(names, self.folder.config(encoder.component), clip_skip)
         return found
 
@@ -583,12 +693,12 @@ class TextToImage:
     ) -> list[Conditioning]:
         """The conditioning by each row of token ids, by one text encoder, from its ``outputs``."""
         # One at a time, unless the encoder was exported for another number; the last call is filled up.
-        at_once = static_size(self.sessions[component].inputs["input_ids"].shape, 0) or 1
+        at_once = static_size(self._inputs(component)["input_ids"].shape, 0) or 1
         calls = [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
         fed = [np.asarray([*call, *[call[-1]] * (at_once - len(call))], np.int64) for call in calls]
 
         def work() -> list[Conditioning]:
-            results = [self.sessions[component].run({"input_ids": ids}) for ids in fed]
+            results = [self._opened(component).run({"input_ids": ids}) for ids in fed]
             return [
                 {name: result[output][row : row + 1] for name, output in outputs[component].items()}
                 for call, result in zip(calls, results, strict=True)
@@ -608,6 +718,8 @@ class TextToImage:
         on_step: Callable[[float], None],
     ) -> Array:
         """Denoised latents [images, channels, height / factor, width / factor], fp32."""
+        if self.one_group and stage not in self._running[1]:
+            self._running[1].append(stage)
         factor, guidance = self.folder.vae_factor, self.guidance(request)
         latent = (self.folder.latent_channels, stage.size[0] // factor, stage.size[1] // factor)
         given = start.begin(source, latent, stage.part)
@@ -655,17 +767,17 @@ class TextToImage:
         decoder = self._decoder(on_tile)
         scaled = self.folder.unscaled(latents)
         plan = choose(decoder, decoder.session, size_of(latents), request.vae_tiling, request.vae_slicing)
-        started = time.perf_counter()
+        started = self.openings.clock()
         first = self.sessions[DECODER]
         for index, (decoded, seed) in enumerate(zip(decoder.decode(scaled, plan), seeds, strict=True)):
             image = self._shown(decoder, to_image(decoded, seed.number), scaled[index : index + 1], first)
-            self.timings.decode += time.perf_counter() - started
+            self.timings.decode += self.openings.clock() - started
             self.decoded = decoder.plan_now
             yield replace(image, variation_seed=seed.variation)
-            started = time.perf_counter()
+            started = self.openings.clock()
 
     def _decoder(self, on_tile: OnTile) -> Decoder:
-        session, folder = self.sessions[DECODER], self.folder
+        session, folder = self._opened(DECODER), self.folder
         widened = self.guard is not None and DECODER in self.guard.widened
         footprint = decoder_footprint(folder.file(DECODER), session.provider, widened)
         return Decoder(session, folder.vae, folder.vae_factor, on_tile, footprint)
@@ -680,6 +792,16 @@ class TextToImage:
             used = decoder.session = self.sessions[DECODER]
             image = to_image(next(decoder.decode(latents, decoder.plan_now)), image.seed)
         return image
+
+
+def _undrawn(requests: Sequence[Request]) -> Iterator[DenoisedBatch]:
+    """The batches of all images, before the first stage."""
+    images = [(number, seed) for number, each in enumerate(requests) for seed in each.seeds]
+    at_once = requests[0].images_at_once
+    for first in range(0, len(images), at_once):
+        numbers, seeds = (list(each) for each in zip(*images[first : first + at_once], strict=True))
+        source = NoiseSource(seeds, requests[0].variation_strength or 0.0)
+        yield DenoisedBatch(numbers, seeds, source, np.zeros(0, np.float32))
 
 
 def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
@@ -699,6 +821,10 @@ def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
 def _open_sessions(folder: PipelineFolder, options: RuntimeOptions) -> TextToImage:
     provider, replaced = choose_provider(options)
     options = replace(options, pool=new_pool_number())  # its sessions run one after another
+    if options.memory == LOW:
+        with phase("tokenizers"):
+            read = _load_ahead(folder, provider, options.device_id)
+        return assemble(folder, {}, provider, replaced, read, options, OneGroup())
     loading = list(folder.needed)
     # Only the UNet runs again and again at one shape: recording the others would cost more than it saves.
     asked = {
@@ -744,15 +870,19 @@ def assemble(
     provider: Provider,
     fallback: str | None,
     tokenizers: Mapping[str, PromptTokenizer] | None = None,
+    options: RuntimeOptions | None = None,
+    one_group: OneGroup | None = None,
 ) -> TextToImage:
     """Put open sessions of ``folder``'s components together.
 
     Args:
         tokenizers: of the text encoders; loaded by default.
+        options, one_group: as :class:`TextToImage` takes them.
 
     Raises:
         BadModelError: they do not make text to image, or the tokenizer does not load.
     """
-    pipeline = TextToImage(folder, sessions, provider, fallback, tokenizers or load_tokenizers(folder))
-    check_inputs(sessions["unet"], folder.family)
+    read = tokenizers or load_tokenizers(folder)
+    pipeline = TextToImage(folder, sessions, provider, fallback, read, options, one_group)
+    check_inputs(sessions.get("unet") or folder.file("unet").signature, folder.family)
     return pipeline

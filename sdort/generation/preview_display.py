@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from sdort.console import draw_picture, has_bars, say
+from sdort.errors import UsageError
 from sdort.generation.image_files import free_path
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.preview import OnPreview, Preview, Previewer, PreviewOptions, make_decode
@@ -38,6 +39,7 @@ def previewing(
 
     Raises:
         BadModelError, UsageError: as :func:`make_decode`.
+        UsageError: previews are to be judged, and the pipeline's models are loaded in turn.
     """
     if not wanted.wanted:
         yield
@@ -48,6 +50,11 @@ def previewing(
         if not watchers:
             yield
             return
+        if judged and models.one_group:
+            raise UsageError(
+                "previews are shown to the safety checker, which --memory low does not load beside the UNet",
+                hint="Leave the previews out, or take --memory normal, or --safety off.",
+            )
         vae = Path(wanted.preview_vae) if wanted.preview_vae else None
         decode = make_decode(
             models.folder, models.folder.latent_channels, vae, models.provider, replace(options, graph=False)

@@ -49,13 +49,12 @@ from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting
 from sdort.generation.safety import check_safety
 from sdort.generation.schedulers import SchedulerOptions, load_sampler
 from sdort.model.component_names import ENCODER
-from sdort.model.signature import static_size
+from sdort.model.signature import HasInputs, static_size
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.families import Family
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
 from sdort.runtime.deep_cut import DEPTH
-from sdort.runtime.session import Session
 from sdort.samplers.sampler import Sampler
 from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
 from sdort.workload.image_inputs import image_inputs
@@ -549,7 +548,7 @@ def inpainting_channels(latents: int) -> int:
     return 2 * latents + 1
 
 
-def check_inputs(unet: Session, family: Family) -> None:
+def check_inputs(unet: HasInputs, family: Family) -> None:
     """Refuse a UNet that needs more than latents, a timestep, what its family tells it, and the guidance scale.
 
     Raises:

@@ -20,6 +20,7 @@ from sdort.generation.image_files import (
 )
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.safety import ON
+from sdort.generation.session_groups import Opened, joined_openings
 from sdort.inspection.profile import Placement
 from sdort.model.signature import Array
 
@@ -116,7 +117,8 @@ class PeakMemory:
     host: int | None
     """Of the process since it began, as the kernel counts resident memory."""
     device: int | None
-    """In use on the GPU at the end, beyond what was in use before loading: ONNX Runtime's arenas do not shrink."""
+    """In use on the GPU at the end, beyond what was in use before loading: ONNX Runtime's arenas do not shrink. With
+    low memory the most that was in use when models were given back."""
 
 
 @document("run", 1)
@@ -133,6 +135,11 @@ class Generation(GenerationRecord):
     """Calls of the UNet a second while denoising, each on all images of a batch."""
     peak_memory: PeakMemory
     """Peak memory, of the process and of the GPU."""
+    memory: str = "normal"
+    """``low`` where models were loaded in turn, ``normal`` where they were in memory together."""
+    opened: list[Opened] = field(default_factory=list)
+    """Models that were loaded while images were generated: with low memory all, else those that only some requests
+    need. Their seconds are in no stage's."""
     elapsed: float = 0.0
     """Seconds of the call: its checks, loading where it loads, and the files are in it."""
     done_before: list[Path] = field(default_factory=list)
@@ -242,6 +249,7 @@ def joined(results: Sequence[Generation]) -> Generation:
     return replace(
         first,
         images=images,
+        opened=joined_openings([each.opened for each in results]),
         flagged=any_flagged(images),
         seconds=seconds,
         iterations_per_second=round(calls / denoise, 4) if denoise else first.iterations_per_second,

@@ -31,6 +31,9 @@ def run_seconds(result: Generation, counted: Mapping[str, float], age: float, be
     }
     files = {name: each for name, each in counted.items() if name == "image files"}
     opening = {name: each for name, each in counted.items() if name not in files}
+    for each in result.opened:
+        if each.times > 1 and (name := f"opening of {each.component}") in opening:
+            opening = {f"{key}, {each.times} times" if key == name else key: value for key, value in opening.items()}
     found = {START: before} | opening | {name: each for name, each in stages.items() if each} | files
     return found | {REST: age - sum(found.values())}
 

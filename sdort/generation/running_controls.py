@@ -33,6 +33,7 @@ from sdort.generation.prepared_inputs import (
 )
 from sdort.generation.record import ControlRecord
 from sdort.generation.resampling import shares
+from sdort.generation.session_groups import Openings
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.model.signature import Array, timestep_shape
 from sdort.onnx_io.model_hash import hash_model
@@ -297,9 +298,14 @@ def _bound_sum(unet: Session, parts: Sequence[Sequence[Buffer]], totals: Sequenc
 
 
 class RunningControls:
-    """The open ControlNets and T2I-Adapters of a pipeline, which stay open from one request to the next."""
+    """The open ControlNets and T2I-Adapters of a pipeline, which stay open from one request to the next.
 
-    def __init__(self) -> None:
+    Args:
+        openings: counts them.
+    """
+
+    def __init__(self, openings: Openings | None = None) -> None:
+        self._openings = openings or Openings()
         self._sessions: dict[Path, Session] = {}
         self._exchanged: set[Path] = set()
         self._current: tuple[object, Controls] | None = None
@@ -334,6 +340,12 @@ class RunningControls:
             self._current = (key, Controls(active))
         return self._current[1]
 
+    def close(self) -> None:
+        """Give the memory of all models back; the next request opens those that it has."""
+        self._sessions.clear()
+        self._exchanged.clear()
+        self._current = None
+
     def exchange(self, safer: Callable[[Session], Session | None]) -> list[Session]:
         """Let safer sessions take the place of those of the last request that are none yet; returns the new ones.
 
@@ -355,7 +367,7 @@ class RunningControls:
             # A T2I-Adapter runs once for an image.
             graph = unet.options.graph and model.component == CONTROLNET
             options = replace(unet.options, adapters=False, graph=graph)
-            with checked(model.control.path, options.check) as content:
+            with self._openings.of(model.component), checked(model.control.path, options.check) as content:
                 content.reads([model.file.path])
                 self._sessions[path], _ = open_or_fall_back(path, model.component, unet.provider, options)
         return self._sessions[path]

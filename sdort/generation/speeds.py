@@ -14,6 +14,7 @@ from sdort.generation.stages import plan_stages, total_calls
 from sdort.machine.cache_folder import schedules_folder
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.pipelines.folder import PipelineFolder
+from sdort.providers import NORMAL
 
 _CACHE_LIMIT = 1 << 20
 _MOST_KINDS = 64
@@ -44,29 +45,30 @@ def keep_speed(folder: PipelineFolder, jobs: Sequence[Job], result: Generation) 
     job, seconds = jobs[0], result.seconds
     batches = _batches(job)
     calls = total_calls(plan_stages(folder, job.requests[0])) * len(batches)
-    kept = RunSeconds(
-        seconds.load, seconds.encode / len(batches), seconds.denoise / calls, seconds.decode / len(result.images)
-    )
+    load = seconds.load + sum(each.seconds for each in result.opened)
+    kept = RunSeconds(load, seconds.encode / len(batches), seconds.denoise / calls, seconds.decode / len(result.images))
     cache, key = _cache(), _key(folder, result.provider, result.device)
     known = cache.load_json("speed", key)
     kinds: dict[str, Any] = known if isinstance(known, dict) else {}
-    kind = _kind(folder, job)
+    kind = _kind(folder, job, result.memory)
     kinds.pop(kind, None)
     latest = dict([*kinds.items(), (kind, vars(kept))][-_MOST_KINDS:])
     cache.store("speed", key, json.dumps(latest).encode())
 
 
-def known_seconds(folder: PipelineFolder, jobs: Sequence[Job], provider: str, device: str) -> float | None:
+def known_seconds(
+    folder: PipelineFolder, jobs: Sequence[Job], provider: str, device: str, memory: str = NORMAL
+) -> float | None:
     """The seconds of jobs, by the last runs of the same pipeline, size and batch here; None where there is none."""
     known = _cache().load_json("speed", _key(folder, provider, device))
     total, load = 0.0, 0.0
     for job in jobs:
-        kept = known.get(_kind(folder, job)) if isinstance(known, dict) else None
+        kept = known.get(_kind(folder, job, memory)) if isinstance(known, dict) else None
         seconds = _read(kept)
         if seconds is None or not _is_usual(job.requests[0]):
             return None
         calls, sizes = total_calls(plan_stages(folder, job.requests[0])), _batches(job)
-        load = seconds.load
+        load = seconds.load if memory == NORMAL else load + seconds.load  # each job loads
         total += seconds.encode * len(sizes) + seconds.decode * job.images
         total += calls * seconds.call * sum(size / max(sizes) for size in sizes)
     return total + load
@@ -86,10 +88,11 @@ def _is_usual(request: Request) -> bool:
     return not any(others) and request.upscale is None
 
 
-def _kind(folder: PipelineFolder, job: Job) -> str:
+def _kind(folder: PipelineFolder, job: Job, memory: str) -> str:
     request = job.requests[0]
     height, width = (request.height or folder.default_size[0]), (request.width or folder.default_size[1])
     kind = f"{width}x{height}, {max(_batches(job))} at once, guidance of {len(request.guidance())}"
+    kind = kind if memory == NORMAL else f"{kind}, {memory} memory"
     return f"{kind}, deep cache {request.whole_every} at {request.deep_cut}" if request.deep_cut else kind
 
 

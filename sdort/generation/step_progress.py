@@ -57,6 +57,9 @@ class StepProgress:
         self.on_step(amount)
 
     def _measure(self) -> None:
+        if self._call == self.calls and self._first + self._batch < self.images:
+            self._first += self._batch  # all batches are denoised before the first one is decoded
+            self._begin()
         self._call += 1
         self._now = time.perf_counter()
         self._pace = (self._now - self._since) / (self._call - self._timed)

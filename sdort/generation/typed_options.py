@@ -190,6 +190,7 @@ class LoadOptions(TypedDict, total=False):
     custom_ops: str
     adapters: bool
     check: bool
+    memory: str | None
 
 
 def annotations_of(options: type) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,14 @@ class TensorSpec:
     name: str
     dtype: np.dtype[Any]
     shape: tuple[int | str | None, ...]
+
+
+class HasInputs(Protocol):
+    """A session, or the signature of a file."""
+
+    @property
+    def inputs(self) -> Mapping[str, TensorSpec]:
+        """Inputs by name."""
 
 
 def static_size(shape: Sequence[int | str | None], axis: int) -> int | None:

@@ -24,6 +24,9 @@ _ABOUT_PROVIDERS = frozenset({"bf16", "kernels", "provider", "runtime_options", 
 AUTO = "auto"
 """The name that stands for the first provider that loads."""
 
+NORMAL, LOW = MEMORY = ("normal", "low")
+"""Whether all models of a pipeline are in memory together, or one group of them at a time."""
+
 
 def _discover() -> Iterator[Provider]:
     for module in pkgutil.iter_modules(__path__):

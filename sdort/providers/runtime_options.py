@@ -11,7 +11,7 @@ from sdort.errors import UsageError
 from sdort.errors.number_ranges import DEVICE_ID, THREADS, check_fields
 from sdort.machine.distributions import flavour
 from sdort.ops.library import register, resolve
-from sdort.providers import AUTO, PROVIDERS
+from sdort.providers import AUTO, MEMORY, PROVIDERS
 from sdort.providers.provider import KnownOptions, Provider
 
 
@@ -60,9 +60,14 @@ class RuntimeOptions:
     (:mod:`sdort.runtime.deep_cut`); 0 leaves it whole."""
     check: bool = True
     """Whether files are compared with what sdort wrote (:mod:`sdort.pipelines.content_check`)."""
+    memory: str | None = None
+    """One of :data:`MEMORY`: whether a pipeline's models stay in memory all together, or are loaded in turn. None
+    decides for a run by what is free, and is ``normal`` elsewhere."""
 
     def __post_init__(self) -> None:
         check_fields(self, DEVICE_ID, THREADS)
+        if self.memory not in (None, *MEMORY):
+            raise UsageError(f"--memory {self.memory!r} is not one of {', '.join(MEMORY)}")
 
     @property
     def may_fall_back(self) -> bool:
@@ -82,6 +87,7 @@ def runtime_words(options: RuntimeOptions) -> list[object]:
         words += ["--provider-option", f"{name}={value}"]
     words += ["--custom-ops", options.custom_ops] if options.custom_ops != plain.custom_ops else []
     words += [] if options.split else ["--no-split"]
+    words += ["--memory", options.memory] if options.memory else []
     return [*words, *([] if options.check else ["--no-check"])]
 
 

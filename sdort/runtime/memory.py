@@ -170,8 +170,13 @@ class DeviceGrowth:
     def __init__(self, provider: Provider, device_id: int) -> None:
         self._used = device_reader(provider, device_id)
         self._start = self._used() if self._used else None
+        self._highest = self._start or 0
+
+    def look(self) -> None:
+        """Remember what is in use now, before some of it is given back."""
+        self._highest = max(self._highest, (self._used() if self._used else None) or 0)
 
     def bytes(self) -> int | None:
-        """The growth by now; None where nothing tells."""
+        """The growth by now, or when there was a :meth:`look` and it was more; None where nothing tells."""
         used = self._used() if self._used else None
-        return None if used is None or self._start is None else max(0, used - self._start)
+        return None if used is None or self._start is None else max(used, self._highest) - self._start

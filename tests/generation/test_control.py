@@ -17,6 +17,7 @@ import pytest
 from PIL import Image
 from support import tiny_pipeline, without
 from support.adapter_files import make_lora
+from support.alive_sessions import in_turn
 from support.pipelines import trace_folder
 from support.tiny_control import build_controlnet, build_t2i_adapter, export_part
 
@@ -171,6 +172,15 @@ def test_images_are_those_of_diffusers(made: Made, ours: Any, case: str) -> None
     expected = _theirs(made, numbers, **{"controlnet_conditioning_scale": 1.0, **theirs})
     assert _decibels(_generate(ours, control(made), **options), expected) > LIKE
     assert _decibels(_generate(ours, []), expected) < 40
+
+
+def test_models_that_steer_are_loaded_with_the_unet(made: Made, ours: Any) -> None:
+    options: Any = {"steps": 3, "seed": 7, "num_images": 2, "images_at_once": 1, "negative_prompt": NEGATIVE}
+    once = {"text_encoder": 1, "unet": 1, "vae_decoder": 1}
+    with sdort.load(made.out("pipeline"), provider="cpu", memory="low") as low:
+        two = [*CASES["two"][1](made), f"{made.out('adapter')}:{made.image(0)}"]
+        assert in_turn(ours, low, PROMPT, control=two, **options) == {**once, "controlnet": 2, "t2i_adapter": 1}
+        assert in_turn(sdort.load(made.out("pipeline"), provider="cpu"), low, PROMPT, **options) == once
 
 
 def test_steps_through_the_host_are_the_same(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:

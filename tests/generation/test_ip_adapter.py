@@ -13,6 +13,7 @@ import onnx
 import pytest
 from PIL import Image
 from support import tiny_pipeline, without
+from support.alive_sessions import in_turn
 from support.pipelines import trace_folder
 from support.tiny_control import export_part
 from support.tiny_ip_adapter import DEPTH, ENCODER, build_image_encoder, build_ip_adapter, published_state
@@ -126,6 +127,16 @@ def test_an_init_image_and_the_host_loop(made: Made, ours: Any, monkeypatch: pyt
     assert _decibels(_generate(made, ours, (0.6, 0.9), init_image=init, strength=0.6), expected) > LIKE
     monkeypatch.setattr(type(ours._models.loop), "fits", lambda *args: False)
     assert _decibels(_generate(made, ours, (0.6, 0.9), init_image=init, strength=0.6), expected) > LIKE
+
+
+def test_the_image_encoder_is_loaded_by_itself_and_not_for_images_that_are_known(made: Made, ours: Any) -> None:
+    images = [f"{made.image(number)}:0.7" for number in range(2)]
+    options: Any = {"steps": 2, "seed": 7, "num_images": 2, "images_at_once": 1}
+    once = {"text_encoder": 1, "unet": 1, "vae_decoder": 1}
+    with sdort.load(made.out, provider="cpu", memory="low") as low:
+        assert in_turn(ours, low, PROMPT, ip_adapter_image=images, **options) == {**once, "image_encoder": 1}
+        assert in_turn(ours, low, PROMPT, ip_adapter_image=images, **options) == once
+        assert in_turn(sdort.load(made.out, provider="cpu"), low, PROMPT, **options) == once
 
 
 def test_images_steer_without_torch(made: Made, ours: Any, tmp_path: Path) -> None:

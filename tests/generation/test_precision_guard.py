@@ -13,9 +13,11 @@ import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
 from support import fragile, native, tiny_pipeline
+from support.alive_sessions import in_turn
 from support.fragile import Fragile
 from support.relisted import relist
 
+from sdort import load
 from sdort.cli import cli
 from sdort.errors import ParityError
 from sdort.generation.guard import dead
@@ -128,6 +130,22 @@ def test_attention_alone_is_enough_where_its_scores_overflow(
     assert "done again with its attention in fp32" in result.stderr
     assert json.loads(result.stdout)["widened"] == {"unet": "its attention"}
     assert alike(Path("out.png"), wanted) > 30
+
+
+def test_what_is_in_fp32_is_loaded_so_again_where_models_are_loaded_in_turn(
+    models: Fragile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = Path(shutil.copytree(models.optimized("cpu", auto=False)[0], tmp_path / "old"))
+    assert fragile.unfuse_attention(folder / "unet" / "model.onnx") == 8
+    relist(folder)
+    options: Any = {"steps": 2, "seed": 7, "num_images": 2, "images_at_once": 1}
+    runtime: Any = {"provider": "cpu", "custom_ops": "off"}
+    with load(folder, **runtime) as normal, load(folder, **runtime, memory="low") as low:
+        for _ in range(2):
+            assert in_turn(normal, low, PROMPT, **options) == {"text_encoder": 1, "unet": 1, "vae_decoder": 1}
+        assert low._models.guard is not None
+        assert low._models.guard.widened == {"unet": "its attention"}
+    assert capsys.readouterr().err.count("done again") == 2  # once by each
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 from PIL import Image
 from support import tiny_refiner, without
 from support.adapter_files import make_lora
+from support.alive_sessions import in_turn
 from support.pipelines import Exported, export_family, locked, trace_folder
 from support.relisted import relist
 
@@ -145,6 +146,9 @@ def test_one_after_the_other_makes_the_same_images(
         np.testing.assert_array_equal(first.pixels, second.pixels)
     assert loaded.generate("a red cat", steps=2, **SIZE).images  # the base opens again
     monkeypatch.undo()
+    with sdort.load(loaded._models.folder.path, provider="cpu", memory="low") as low:
+        opened_in_turn = in_turn(loaded, low, "a red cat", **options)
+        assert opened_in_turn == {"text_encoder": 1, "text_encoder_2": 2, "unet": 2, "vae_decoder": 1}
     kept = together.images[1].save(tmp_path / "kept.png")
     again = loaded.generate(from_image=kept, refiner=refiner)
     np.testing.assert_array_equal(again.images[0].pixels, together.images[1].pixels)

@@ -17,6 +17,7 @@ from PIL import Image
 from safetensors.numpy import load_file, save_file
 from support import rocm_packages, rocm_stub
 from support.adapter_files import bake, make_lora, make_mixed
+from support.alive_sessions import in_turn
 from support.pipelines import export_family, locked, make_pipeline, trace_folder
 from support.relisted import relist
 
@@ -258,6 +259,27 @@ def test_a_pipeline_that_was_not_opened_for_adapters_takes_one(
     with_a = pixels(pipeline, f"{sd1.a}:{SCALE}")
     assert "unet is loaded again" in capsys.readouterr().err
     np.testing.assert_array_equal(with_a, images["a"])
+
+
+def test_models_that_are_loaded_in_turn_have_their_adapters_each_time(sd1: Adapted, fast: tuple[Path, Path]) -> None:
+    loaded = {"text_encoder": 1, "unet": 1, "vae_decoder": 1}
+    with (
+        sdort.load(fast[0], provider="cpu", adapters=True) as normal,
+        sdort.load(fast[0], provider="cpu", adapters=True, memory="low") as low,
+    ):
+        for lora in ([f"{sd1.a}:{SCALE}"], [f"{sd1.a}:{SCALE}"], [str(sd1.b)], []):
+            assert in_turn(normal, low, PROMPT, lora=lora, **OPTIONS) == loaded, lora
+
+
+def test_a_unet_that_was_closed_has_its_adapters_again(
+    sd1: Adapted, fast: tuple[Path, Path], images: dict[str, Any]
+) -> None:
+    """As where a refiner took its place."""
+    for adapters in (True, False):
+        pipeline = sdort.load(fast[0], provider="cpu", adapters=adapters)
+        for _ in range(2):
+            np.testing.assert_array_equal(pixels(pipeline, f"{sd1.a}:{SCALE}"), images["a"])
+            pipeline._models._close_unet()
 
 
 def parts_of(session: Session) -> list[Any]:

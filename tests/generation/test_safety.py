@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner, Result
 from PIL import Image
+from support.alive_sessions import in_turn, watching
 from support.tiny_pipeline import Tiny
 from support.tiny_safety_checker import PROCESSOR, SIDE, add_flags, add_scores, build_safety_checker, cosines
 
@@ -115,6 +116,23 @@ def near(drawn: list[Any]) -> Any:
     processor = CLIPImageProcessorPil(**PROCESSOR)
     pixels = [processor(Image.fromarray(image), return_tensors="np").pixel_values[0] for image in drawn]
     return np.asarray([cosines(each) for each in pixels])
+
+
+def test_images_of_models_that_are_loaded_in_turn_are_judged(judged: tuple[Path, list[bool]]) -> None:
+    options: Any = {"steps": 1, "seed": SEEDS[0], "num_images": 3, "images_at_once": 1}
+    with (
+        sdort.load(judged[0], provider="cpu") as normal,
+        sdort.load(judged[0], provider="cpu", memory="low") as low,
+    ):
+        loaded = in_turn(normal, low, "a", **options)
+        assert loaded == {"text_encoder": 1, "unet": 1, "vae_decoder": 1, "safety_checker": 1}
+        assert [image.flagged for image in low.generate("a", **options).images] == judged[1]
+        with watching() as alive, pytest.raises(UsageError, match="does not load beside the UNet"):
+            low.generate("a", **options, on_preview=lambda _: None)
+        assert alive.together == []
+        shown: list[Any] = []
+        low.generate("a", **options, on_preview=shown.append, preview_every=1, safety="off")
+        assert shown
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -87,17 +88,19 @@ def test_a_session_is_opened_again_for_adapters(
     name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     told: list[Any] = []
+    forgotten: list[str] = []
     monkeypatch.setattr(pipeline, "remark_inputs", told.append)
     held: Any = SimpleNamespace(
         sessions={each: SimpleNamespace(place=f"place of {each}", options=Options(False, True, False))
                   for each in ("unet", "text_encoder")},
-        _opened_again=lambda *given: given,
+        _opened_again=lambda *given: given, adapters=SimpleNamespace(forget=forgotten.append),
     )  # fmt: skip
     TextToImage._open_for_adapters(held, name)
     again = (f"place of {name}", Options(True, True, False))
     assert held.sessions[name] == again
     assert held.sessions["text_encoder" if name == "unet" else "unet"].options.adapters is False
     assert told == ([again] if name == "unet" else [])
+    assert forgotten == [name]  # it has no adapters yet
     assert f"{name} is loaded again" in capsys.readouterr().err
 
 
@@ -123,6 +126,7 @@ def test_every_text_encoder_says_which_output_conditions() -> None:
         name: SimpleNamespace(outputs=[SimpleNamespace(name=f"{name}.{index}") for index in range(2)]) for name in names
     }
     held: Any = SimpleNamespace(folder=folder, sessions=sessions)
+    held._outputs = partial(TextToImage._outputs, held)
     found: Any = TextToImage._conditioning_outputs(held, 3)
     assert found == {name: (name, [f"{name}.0", f"{name}.1"], f"config of {name}", 3) for name in names}
 
@@ -152,8 +156,10 @@ def test_batches_go_through_every_stage_with_their_own_conditions(
     held: Any = SimpleNamespace(
         _recurrence=lambda request, stage: (request.number, stage),
         _larger=lambda latents, request, stage, seeds: ("larger", latents[0], request.number, stage, tuple(seeds)),
-        _denoise_batch=lambda *given: given, _denoised=denoised,
+        _denoise_batch=lambda *given: given, _denoised=denoised, one_group=None,
     )  # fmt: skip
+    for name in ("_begun", "_pass", "_gathered"):
+        setattr(held, name, partial(getattr(TextToImage, name), held))
     conditions: Any = [[f"{stage}{number}" for number in range(2)] for stage in "ab"]
     found = list(TextToImage._passes(held, requests, ["A", "B"], conditions, "start", print))  # type: ignore[arg-type, list-item]
     everything = [seed for request in requests for seed in request.seeds]

@@ -24,10 +24,14 @@ def job(count: int = 1, **options: Any) -> Any:
     return SimpleNamespace(requests=[request], images=count)
 
 
-def result(count: int, calls: int) -> Any:
-    """2 s of loading, 0.5 s of encoding a batch, 3 s a call, 1 s of decoding an image."""
+def result(count: int, calls: int, memory: str = "normal") -> Any:
+    """2 s of loading, with low memory on the way; 0.5 s of encoding a batch, 3 s a call, 1 s of decoding an image."""
     seconds = SimpleNamespace(load=2.0, encode=0.5 * -(-count // 4), denoise=3.0 * calls, decode=1.0 * count)
-    return SimpleNamespace(images=[object()] * count, seconds=seconds, provider="cpu", device="a processor")
+    opened = [] if memory == "normal" else [SimpleNamespace(seconds=1.5), SimpleNamespace(seconds=0.5)]
+    seconds.load = 2.0 if memory == "normal" else 0.0
+    return SimpleNamespace(
+        images=[object()] * count, seconds=seconds, provider="cpu", device="a processor", opened=opened, memory=memory
+    )
 
 
 FOLDER: Any = SimpleNamespace(model_hash="hash", default_size=(512, 512))
@@ -43,6 +47,13 @@ def test_the_last_run_of_a_kind_tells_what_the_next_takes() -> None:
     assert known(job(steps=8)) == pytest.approx(2 + 0.5 + 8 * 3 + 1), "other steps"
     assert known(job(steps=8), job(steps=4)) == pytest.approx(2 + 2 * 0.5 + 12 * 3 + 2 * 1), "loaded once"
     assert known(job(steps=8, width=512, height=512)) == known(job(steps=8)), "the model's own size"
+
+
+def test_with_low_memory_each_job_loads() -> None:
+    keep_speed(FOLDER, [job(steps=4)], result(1, 4, "low"))
+    assert known(job(steps=4)) is None
+    low = known_seconds(FOLDER, [job(steps=8), job(steps=4)], "cpu", "a processor", "low")
+    assert low == pytest.approx(2 * 2 + 2 * 0.5 + 12 * 3 + 2 * 1)
 
 
 @pytest.mark.parametrize(

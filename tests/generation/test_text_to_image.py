@@ -22,6 +22,7 @@ from sdort.generation.images import Generated
 from sdort.generation.pipeline import TextToImage, Timings
 from sdort.generation.request import Request
 from sdort.generation.schedule_part import Begin, Part
+from sdort.generation.session_groups import Openings
 from sdort.generation.step_conditions import StepConditions
 from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER
 from sdort.model.signature import TensorSpec
@@ -45,7 +46,9 @@ def made(**values: Any) -> TextToImage:
     )
     usual: dict[str, Any] = {
         "folder": folder, "sessions": {}, "provider": ROCM, "fallback": None, "options": OPTIONS, "guard": None,
-        "_set_aside": None, "timings": Timings(), "previewer": None, "decoded": None,
+        "_set_aside": None, "timings": Timings(), "previewer": None, "decoded": None, "one_group": None,
+        "openings": Openings(), "adapters": SimpleNamespace(forget=lambda name: None, renew=lambda: None),
+        "_steered": False, "_scales": {},
     }  # fmt: skip
     found.__dict__.update(usual | {"schedule": folder} | values)
     return found
@@ -206,7 +209,7 @@ def test_sessions_open_again_for_adapters_where_these_change_them(monkeypatch: p
         for name, options in {"text_encoder": ready, "text_encoder_2": OPTIONS, "unet": OPTIONS, DECODER: OPTIONS,
                               ENCODER: OPTIONS, IMAGE_ENCODER: OPTIONS}.items()
     }  # fmt: skip
-    pipe = made(sessions=sessions, adapters=SimpleNamespace(use=used.append))
+    pipe = made(sessions=sessions, adapters=SimpleNamespace(use=used.append, forget=lambda name: None))
     nothing: Any = SimpleNamespace(choices=())
     pipe.use_adapters(nothing)
     assert (again, used) == ([], [nothing])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from support import upscalers
+from support.alive_sessions import in_turn
 from support.tiny_pipeline import Tiny, with_encoder
 
 import sdort
@@ -53,6 +54,19 @@ def test_each_finished_image_is_enlarged(tiny: Tiny, model: Path, tmp_path: Path
         assert "Postprocess upscale by: 2.0, Postprocess upscaler: twice" in text
         third = pipeline.generate("a cat", upscale=model, upscale_by=3, **OPTIONS).images[0]
         assert third.pixels.shape[0] == 3 * plain.images[0].pixels.shape[0]
+
+
+def test_an_upscaler_is_loaded_with_the_decoder_where_models_are_loaded_in_turn(
+    tiny: Tiny, model: Path, tmp_path: Path
+) -> None:
+    folder, twice = with_encoder(tiny, tmp_path / "whole"), {"upscale": model, "num_images": 2, "images_at_once": 1}
+    with sdort.load(folder, provider="cpu") as normal, sdort.load(folder, provider="cpu", memory="low") as low:
+        loaded = in_turn(normal, low, "a cat", **OPTIONS, **twice)
+        assert loaded == {"text_encoder": 1, "unet": 1, "vae_decoder": 1, "upscaler": 1}
+        result = low.generate("a cat", **OPTIONS, **twice)
+        assert (result.upscale_by, result.images[0].record.upscale_by) == (2.0, 2.0)
+        larger = in_turn(normal, low, "a cat", **OPTIONS, hires=2, hires_strength=0.5, hires_upscaler=model)
+        assert larger == {"text_encoder": 1, "unet": 2, "vae_decoder": 2, "vae_encoder": 1, "upscaler": 1}
 
 
 def test_the_second_pass_begins_with_what_the_upscaler_made(

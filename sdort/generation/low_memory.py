@@ -1,0 +1,127 @@
+"""The memory of a run whose models are loaded in turn: that of its largest group of sessions, not of all together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from sdort.console import say
+from sdort.generation.decode import planner_of
+from sdort.generation.memory_need import (
+    MARGIN,
+    case_bytes,
+    control_bytes,
+    control_weights,
+    encodes,
+    generation_bytes,
+    graphs_of,
+    refuse_shortage,
+    used_components,
+    weight_bytes,
+)
+from sdort.generation.refiner import open_refiner
+from sdort.generation.request import Request
+from sdort.generation.request_plan import RequestPlan
+from sdort.generation.session_groups import DENOISING, PICTURES, group_of
+from sdort.generation.stages import Stage
+from sdort.machine.gpus import free_memory
+from sdort.model.component_names import DECODER, ENCODER
+from sdort.pipelines.folder import PipelineFolder
+from sdort.providers import LOW, NORMAL
+from sdort.providers.provider import Provider
+from sdort.tables import size_text
+from sdort.workload.cases import Case
+
+
+def low_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, free: int) -> int:
+    """An estimate in bytes of the largest group of a run: its weights, and what its components take beside them.
+
+    Args:
+        images: all images of the run.
+        free: bytes of free memory, by which the decoder's plan is chosen.
+    """
+    request, together = plan.request, min(images, plan.request.images_at_once)
+    groups: dict[str, list[str]] = {}
+    for name in used_components(folder, request):
+        groups.setdefault(group_of(name), []).append(name)
+    found = {group: weight_bytes(folder, names) for group, names in groups.items()}
+    own = [stage for stage in plan.stages if not stage.refines]
+    found[DENOISING] += control_weights(request)
+    found[DENOISING] += max(_denoising(folder, request, together, stage, provider) for stage in own)
+    left = max(free - found[PICTURES], 0)
+    found[PICTURES] += max(_pictures(folder, request, together, stage, provider, left) for stage in plan.stages)
+    return max(*found.values(), *_refining(folder, plan, together, provider))
+
+
+def _denoising(folder: PipelineFolder, request: Request, together: int, stage: Stage, provider: Provider) -> int:
+    """Bytes of the UNet's activations, and of what steers it."""
+    samples = together * len(request.guidance())
+    case = Case("unet", samples, *stage.size)
+    controls = 0 if stage.refines else control_bytes(folder, request, samples, stage.size, provider)
+    return controls + case_bytes(folder, case, provider, steps=stage.calls, graphs=graphs_of(request))
+
+
+def _pictures(
+    folder: PipelineFolder, request: Request, together: int, stage: Stage, provider: Provider, free: int
+) -> int:
+    """Bytes of the decoder's and the encoder's activations."""
+    decoded, planner = Case(DECODER, together, *stage.size), planner_of(folder, provider)
+    plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
+    encoded = case_bytes(folder, Case(ENCODER, 1, *stage.size), provider, plan) if encodes(request) else 0
+    return max(case_bytes(folder, decoded, provider, plan), encoded)
+
+
+def _refining(folder: PipelineFolder, plan: RequestPlan, together: int, provider: Provider) -> Iterator[int]:
+    """Bytes of a refiner's groups."""
+    if plan.request.refiner:
+        refiner = open_refiner(plan.request.refiner, folder)
+        texts = [name for name in refiner.needed if name not in ("unet", DECODER)]
+        yield weight_bytes(refiner, texts)
+        yield weight_bytes(refiner, ["unet"]) + _denoising(refiner, plan.request, together, plan.stages[-1], provider)
+
+
+def refuse_low(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, device_id: int) -> None:
+    """Refuse a run that cannot fit with low memory.
+
+    Args:
+        images: all images of the run.
+
+    Raises:
+        MemoryShortageError: what it needs and what is free.
+    """
+    free = free_memory(provider.vendor, device_id)
+    if free is None:
+        return
+    height, width = plan.stages[-1].size
+    together = min(images, plan.request.images_at_once)
+    what = f"generating {width}x{height} pixels, {together} at once, with --memory low"
+    refuse_shortage(low_bytes(folder, plan, images, provider, free), free, what)
+
+
+def choose_memory(
+    folder: PipelineFolder, planned: Sequence[tuple[RequestPlan, int]], provider: Provider, device_id: int
+) -> str:
+    """``low`` where a run fits only so, which is told; else ``normal``.
+
+    Args:
+        planned: of each job its plan and its images.
+    """
+    free = free_memory(provider.vendor, device_id)
+    if free is None or not planned:
+        return NORMAL
+    whole = max(_whole_bytes(folder, plan, images, provider, free) for plan, images in planned)
+    if whole <= free:
+        return NORMAL
+    low = max(low_bytes(folder, plan, images, provider, free) for plan, images in planned)
+    if low > MARGIN * free:
+        return NORMAL
+    say(
+        f"--memory low: all models together need about {size_text(whole)} of memory and {size_text(free)} are free. "
+        f"Loaded in turn they need about {size_text(low)}, which takes longer; --memory normal loads them together"
+    )
+    return LOW
+
+
+def _whole_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, free: int) -> int:
+    """An estimate in bytes of a run without a refiner, whose UNet may take the place of the other one."""
+    weights = weight_bytes(folder, used_components(folder, plan.request)) + control_weights(plan.request)
+    return weights + generation_bytes(folder, plan.request, images, provider, free, plan.stages)

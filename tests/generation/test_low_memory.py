@@ -1,0 +1,261 @@
+"""Runs with ``--memory low``: the images of a run that has all models open, with those of one group open at a time."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+from support.alive_sessions import in_turn, watching
+from support.tiny_pipeline import Tiny, with_encoder
+
+import sdort
+from sdort import console
+from sdort.cli import cli
+from sdort.errors import MemoryShortageError, UsageError
+from sdort.generation import low_memory, memory_need, step_progress
+from sdort.generation.request import Request
+from sdort.generation.request_plan import plan_request
+from sdort.generation.session_groups import Opened, joined_openings
+from sdort.pipelines.folder import open_folder
+from sdort.providers import CPU
+from sdort.runtime import memory
+from sdort.workload.cases import Case
+
+DRAWN: dict[str, Any] = {"steps": 2, "seed": 5, "height": 64, "width": 96}
+PROMPT = "a star AND a moon"
+ONCE = {"text_encoder": 1, "unet": 1, "vae_decoder": 1}
+ENCODED = {"text_encoder": 1, "vae_encoder": 1, "unet": 1, "vae_decoder": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A pipeline with an encoder."""
+    return with_encoder(tiny, tmp_path_factory.mktemp("low") / "model")
+
+
+@pytest.fixture(scope="module")
+def pipelines(folder: Path) -> Iterator[tuple[sdort.Pipeline, sdort.Pipeline]]:
+    """One with all models in memory, and one with low memory."""
+    with (
+        sdort.load(folder, provider="cpu", check=False) as normal,
+        sdort.load(folder, provider="cpu", check=False, memory="low") as low,
+    ):
+        yield normal, low
+
+
+def photo() -> Image.Image:
+    return Image.fromarray(np.random.default_rng(0).integers(0, 256, (64, 96, 3), np.uint8))
+
+
+def mask() -> Image.Image:
+    return Image.fromarray(np.repeat(np.array([[0, 255]], np.uint8), 48, 1).repeat(64, 0))
+
+
+@pytest.mark.parametrize(
+    ("options", "loaded"),
+    [
+        ({}, ONCE),
+        ({"num_images": 3, "images_at_once": 1}, ONCE),
+        ({"init_image": photo(), "num_images": 2, "images_at_once": 1}, ENCODED),
+        ({"init_image": photo(), "mask": mask(), "strength": 1.0}, ENCODED),
+        ({"hires": 1.5, "num_images": 3, "images_at_once": 2}, ONCE),
+        # A second pass of the UNet needs what the decoder makes of the first one.
+        ({"hires": 1.5, "hires_upscale": "image", "num_images": 3, "images_at_once": 2},
+         {"text_encoder": 1, "unet": 2, "vae_decoder": 2, "vae_encoder": 1}),
+        ({"scheduler": "dpm2-a", "num_images": 2, "images_at_once": 1}, ONCE),
+        ({"deep_cache": 2, "deep_cache_depth": 1}, ONCE),
+    ],
+    ids=["one", "batches", "image", "mask", "larger latents", "larger images", "own noise", "deep cache"],
+)  # fmt: skip
+def test_images_are_the_same_and_each_model_is_loaded_as_often_as_it_must(
+    options: dict[str, Any], loaded: dict[str, int], pipelines: Any
+) -> None:
+    assert in_turn(pipelines[0], pipelines[1], PROMPT, **{**DRAWN, **options}) == loaded
+
+
+def test_every_call_loads_anew_and_several_prompts_load_once(pipelines: Any) -> None:
+    for prompts in (["a star", "two moons", "a sea"], ["a star"]):
+        assert in_turn(pipelines[0], pipelines[1], prompts, **{**DRAWN, "steps": 1}, images_at_once=2) == ONCE
+
+
+def test_a_call_that_ends_early_keeps_nothing_open(pipelines: Any) -> None:
+    def stop(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with watching() as alive, pytest.raises(KeyboardInterrupt):
+        pipelines[1].generate(PROMPT, **DRAWN, on_progress=stop)
+    assert alive.together[-1] == {"unet"}
+    assert alive.now == set()
+    assert in_turn(pipelines[0], pipelines[1], PROMPT, **DRAWN) == ONCE
+
+
+def test_loading_opens_nothing(folder: Path) -> None:
+    with watching() as alive, sdort.load(folder, provider="cpu", check=False, memory="low"):
+        assert alive.together == []
+    with watching() as alive, sdort.load(folder, provider="cpu", check=False):
+        assert alive.now == {"text_encoder", "unet", "vae_decoder"}
+
+
+def test_the_memory_of_the_device_is_read_before_models_are_closed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if each open model had a power of ten of bytes."""
+    sizes = {"text_encoder": 1, "unet": 100, "vae_decoder": 10}
+    with watching() as alive:
+        monkeypatch.setattr(memory, "device_reader", lambda *_: lambda: 5000 + sum(sizes[name] for name in alive.now))
+        peaks = {}
+        for kind in ("low", "normal"):
+            with sdort.load(folder, provider="cpu", check=False, memory=kind) as pipeline:
+                peaks[kind] = pipeline.generate(PROMPT, **DRAWN).peak_memory.device
+    assert peaks == {"low": 100, "normal": 111}
+
+
+def test_the_command_tells_what_was_loaded(folder: Path, tmp_path: Path) -> None:
+    options = ["--steps", "2", "--seed", "5", "--size", "96x64", "--hires", "1.5", "--hires-upscale", "image"]
+    command = ["run", str(folder), "--provider", "cpu", "--prompt", "a", "-o", str(tmp_path / "a.png"), *options]
+
+    def said(*more: str) -> str:
+        done = CliRunner().invoke(cli, [*command, "--overwrite", "--no-check", *more], catch_exceptions=False)
+        console.set_verbosity(console.SILENT)
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    low = said("--memory", "low", "-v")
+    rows = {cells[0]: cells[1] for line in low.splitlines() if len(cells := re.split("  +", line)) == 3}
+    assert {"opening of text_encoder", "opening of unet, 2 times", "opening of vae_decoder, 2 times"} <= rows.keys()
+    assert "load in turn" in low.splitlines()[-1]
+    drawn = (tmp_path / "a.png").read_bytes()
+    assert "load in turn" not in said("--memory", "normal", "-q")
+    assert (tmp_path / "a.png").read_bytes() == drawn
+
+
+def test_openings_of_several_calls_add_up() -> None:
+    first, second = [Opened("unet", 1, 2.0), Opened("vae_decoder", 1, 0.5)], [Opened("unet", 2, 3.0)]
+    assert joined_openings([first, second]) == [Opened("unet", 3, 5.0), Opened("vae_decoder", 1, 0.5)]
+    assert joined_openings([]) == []
+
+
+def test_another_word_is_refused(folder: Path) -> None:
+    with pytest.raises(UsageError, match="--memory 'lowest' is not one of normal, low"):
+        sdort.load(folder, provider="cpu", memory="lowest")
+
+
+def test_the_bar_goes_from_batch_to_batch_where_all_are_denoised_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    bar = step_progress.StepProgress(5, 2, 3, 3)
+    seen = []
+    for _ in range(3):
+        for _ in range(3):
+            bar.step(2)
+            seen.append((bar.description(), bar.numbers()[0]))
+    steps = ["step 1 of 3", "step 2 of 3", "step 3 of 3"]
+    names = ["images 1 to 2 of 5", "images 3 to 4 of 5", "image 5 of 5"]
+    assert seen == [(name, step) for name in names for step in steps]
+    for _ in range(5):
+        bar.image_done()
+    assert bar.description() == "image 5 of 5"
+
+
+# The estimate
+
+
+@pytest.fixture
+def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Weights and activations of each component, a power of ten each; the decoder's are by what is free."""
+    weights = {"text_encoder": 1, "unet": 20, "vae_decoder": 300, "vae_encoder": 4000, "image_encoder": 50_000}
+    found = SimpleNamespace(weights=weights, free=10**9, left=[])
+
+    def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, **_: Any) -> int:
+        return {"unet": 7, "vae_decoder": 600, "vae_encoder": 8000}[case.component] * case.batch
+
+    def plan(size: Any, tiling: Any, slicing: Any, free: int) -> str:
+        found.left.append(free)
+        return "plan"
+
+    monkeypatch.setattr(low_memory, "case_bytes", case_bytes)
+    monkeypatch.setattr(low_memory, "weight_bytes", lambda folder, names: sum(weights[name] for name in names))
+    monkeypatch.setattr(low_memory, "planner_of", lambda *_: SimpleNamespace(size=lambda case: case, plan=plan))
+    monkeypatch.setattr(low_memory, "free_memory", lambda vendor, device: found.free)
+    monkeypatch.setattr(low_memory, "control_bytes", lambda *_: 0)
+    monkeypatch.setattr(low_memory, "control_weights", lambda request: 9 if request.control else 0)
+    monkeypatch.setattr(low_memory, "generation_bytes", lambda *_: 10_000)
+    return found
+
+
+def planned(**options: Any) -> Any:
+    stages = [SimpleNamespace(size=(64, 96), calls=2, refines=False)]
+    return SimpleNamespace(request=Request("a", **options), stages=stages)
+
+
+BASE: Any = SimpleNamespace(needed=("text_encoder", "unet", "vae_decoder"))
+
+
+def test_the_largest_group_counts_and_not_the_sum(sums: Any) -> None:
+    def low(images: int = 1, **options: Any) -> int:
+        return low_memory.low_bytes(BASE, planned(**options), images, CPU, 100_000)
+
+    assert low() == 300 + 600
+    assert sums.left[-1] == 100_000 - 300
+    assert low(2) == 300 + 2 * 600
+    sums.weights["unet"] = 20_000
+    assert low(2) == 20_000 + 4 * 7  # with guidance each image is two samples
+    assert low(2, guidance_scale=1.0, control=("net",)) == 20_000 + 2 * 7 + 9
+    assert low(ip_adapter_image=("photo",)) == 50_000
+    sums.weights |= {"unet": 1, "text_encoder": 70_000}
+    assert low() == 70_000
+
+
+@pytest.mark.parametrize(
+    ("free", "chosen"), [(10_321, "normal"), (10_320, "low"), (600, "low"), (599, "normal"), (None, "normal")]
+)
+def test_low_memory_is_taken_where_only_that_fits(
+    free: int | None, chosen: str, sums: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Beyond one and a half times what is free, both are refused."""
+    sums.free = free
+    assert low_memory.choose_memory(BASE, [(planned(), 1)], CPU, 0) == chosen
+    assert ("--memory low: all models together need" in capsys.readouterr().err) is (chosen == "low")
+
+
+def test_what_no_group_fits_into_is_refused(sums: Any) -> None:
+    sums.free = 600
+    low_memory.refuse_low(BASE, planned(), 1, CPU, 0)
+    sums.free = 599
+    with pytest.raises(MemoryShortageError, match="generating 96x64 pixels, 1 at once, with --memory low needs"):
+        low_memory.refuse_low(BASE, planned(), 1, CPU, 0)
+
+
+def test_a_run_takes_low_memory_by_itself_and_says_so(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened = open_folder(folder)
+    free = 10**9
+    low = low_memory.low_bytes(opened, plan_request(opened, Request("a", steps=1)), 1, CPU, free)
+    for module in (low_memory, memory_need):
+        monkeypatch.setattr(module, "free_memory", lambda *_: low)
+    options: dict[str, Any] = {"provider": "cpu", "steps": 1, "seed": 1, "check": False}
+    result = sdort.run(folder, "a", output=tmp_path / "a.png", **options)
+    assert result.memory == "low"
+    assert "Loaded in turn they need about" in " ".join(capsys.readouterr().err.split())
+    asked = sdort.run(folder, "a", output=tmp_path / "b.png", memory="normal", **options)
+    assert asked.memory == "normal"
+    np.testing.assert_array_equal(asked.images[0].pixels, result.images[0].pixels)
+
+
+def test_what_is_held_weighs_less(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files of the models that are open at once, at their most."""
+    most: dict[str, int] = {}
+    opened = open_folder(folder)
+    for kind in ("normal", "low"):
+        with watching() as alive, sdort.load(folder, provider="cpu", check=False, memory=kind) as pipeline:
+            pipeline.generate(PROMPT, **DRAWN, init_image=photo())
+        most[kind] = max(memory_need.weight_bytes(opened, each) for each in alive.together)
+    each = {name: memory_need.weight_bytes(opened, [name]) for name in opened.models}
+    assert most["normal"] == sum(each.values())
+    assert most["low"] == max(each["unet"], each["text_encoder"], each["vae_decoder"] + each["vae_encoder"])
