@@ -50,7 +50,6 @@ from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.memory import DeviceGrowth, peak_resident
 from sdort.runtime.probe import choose_provider
-from sdort.upscaling.upscaler_file import known_scale
 from sdort.workload.cases import Case, generation_cases
 
 if TYPE_CHECKING:
@@ -430,9 +429,16 @@ def upscaled_size(request: Request, size: tuple[int, int]) -> tuple[int, int]:
         BadModelError: an upscaler's file is none that sdort knows.
     """
     if request.hires_upscaler:
-        known_scale(request.hires_upscaler)
-    scale = known_scale(request.upscale) if request.upscale else None
+        _scale_of(request.hires_upscaler)
+    scale = _scale_of(request.upscale) if request.upscale else None
     return result_size(size, request.upscale_by or scale or 1)
+
+
+def _scale_of(upscaler: Path) -> int | None:
+    """How many times as large a file's network makes an image; what reads networks is imported for one alone."""
+    from sdort.upscaling.upscaler_file import known_scale
+
+    return known_scale(upscaler)
 
 
 @contextmanager

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 
@@ -45,7 +45,6 @@ from sdort.generation.session_groups import DENOISING, PICTURES, OneGroup, Openi
 from sdort.generation.stages import Stage
 from sdort.generation.step_conditions import Copies, StepConditions
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
-from sdort.generation.upscaled_picture import upscale_picture
 from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec, static_size
@@ -60,8 +59,10 @@ from sdort.runtime.memory_pool import new_pool_number
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
 from sdort.runtime.side_by_side import open_side_by_side
-from sdort.upscaling.upscaler import Upscaler, open_upscaler
 from sdort.workload.residuals import steering_inputs
+
+if TYPE_CHECKING:
+    from sdort.upscaling.upscaler import Upscaler
 
 T = TypeVar("T")
 
@@ -488,10 +489,14 @@ class TextToImage:
         on_tile: OnTile = lambda tile, tiles: None,
     ) -> Array:
         """An image, uint8 [height, width, 3], enlarged by the upscaler in a file; as it is without one."""
-        from PIL import Image
-
         if upscaler is None:
             return pixels
+        # With all that makes an upscaler's graph: a start without one does not read it.
+        from PIL import Image
+
+        from sdort.generation.upscaled_picture import upscale_picture
+        from sdort.upscaling.upscaler import open_upscaler
+
         started = self.openings.clock()
         self._begin_group(PICTURES)
         if upscaler not in self.upscalers:

@@ -10,10 +10,11 @@ import numpy as np
 from sdort.errors import UsageError
 from sdort.model.signature import Array
 from sdort.upscaling.tiles import OnTile
-from sdort.upscaling.upscaler import Upscaler
 
 if TYPE_CHECKING:
     from PIL import Image
+
+    from sdort.upscaling.upscaler import Upscaler
 
 MAX_PIXELS = 1 << 28
 """Pixels of a result, 268 million: with an alpha channel 1.1 GB, and as much again while the file is written."""

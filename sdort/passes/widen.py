@@ -8,18 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.model.operator import Category
 from sdort.onnx_io.component_file import read_component
-from sdort.onnx_io.load import load_model
 from sdort.operators import of_category
-from sdort.rewrite.editor import Editor
+
+if TYPE_CHECKING:
+    import onnx_graphsurgeon as gs
 
 BEFORE_SOFTMAX = frozenset(
     {"Add", "Cast", "Div", "Expand", "Mul", "Reshape", "Sub", "Transpose", "Unsqueeze", "Squeeze", "Where"}
@@ -72,6 +72,10 @@ def names_of_dtype(path: Path, component: str, dtype: np.dtype[Any]) -> set[str]
     Raises:
         BadModelError: the file is unsafe or broken.
     """
+    # Every run can widen a graph, and hardly one does: its start has no need of the graph library.
+    from sdort.onnx_io.load import load_model
+    from sdort.rewrite.editor import Editor
+
     editor = Editor(load_model(path, component))
     tensors: Iterator[gs.Tensor] = (t for node in editor.graph.nodes for t in (*node.inputs, *node.outputs))
     tensors = (t for group in (tensors, editor.graph.inputs, editor.graph.outputs) for t in group)

@@ -20,6 +20,14 @@ def test_what_runs_models_imports_no_graph_library() -> None:
     assert UNNEEDED & imported_by(*MODULES) == set()
 
 
+def test_a_run_imports_nothing_that_makes_graphs() -> None:
+    """What widens a graph that gives NaN, and what makes an upscaler's, are imported when they are needed."""
+    imported = imported_by("sdort.first_use.command")
+    assert "sdort.generation.pipeline" in imported
+    makers = ("sdort.rewrite.editor", "sdort.passes.half", "sdort.lowering.steps", "sdort.upscaling.upscaler")
+    assert {*makers, "onnxconverter_common", "torch", "diffusers", "transformers"} & imported == set()
+
+
 def test_inspecting_imports_nothing_that_runs_models() -> None:
     imported = imported_by("sdort.inspection.command")
     assert "sdort.inspection.description" in imported
