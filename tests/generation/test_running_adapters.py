@@ -223,6 +223,20 @@ def test_switching_gives_the_images_of_fresh_sessions(
     assert pipeline._models.sessions == opened
 
 
+def test_an_adapter_changes_the_whole_unet_and_its_outer_part(sd1: Adapted, fast: tuple[Path, Path]) -> None:
+    """With --deep-cache: on the way to an adapter and back, and on a UNet that is loaded again for it."""
+    options = {"deep_cache": 2, "steps": 4}
+    baked = pixels(sdort.load(fast[1], provider="cpu", adapters=True), **options)
+    pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
+    plain = pixels(pipeline, **options)
+    for lora, expected in (([f"{sd1.a}:{SCALE}"], baked), ([], plain), ([f"{sd1.a}:{SCALE}"], baked)):
+        np.testing.assert_array_equal(pixels(pipeline, *lora, **options), expected)
+    assert not np.array_equal(baked, plain)
+    later = sdort.load(fast[0], provider="cpu")
+    np.testing.assert_array_equal(pixels(later, **options), plain)
+    np.testing.assert_array_equal(pixels(later, f"{sd1.a}:{SCALE}", **options), baked)
+
+
 def test_a_recorded_graph_serves_every_adapter(sd1: Adapted, fast: tuple[Path, Path]) -> None:
     pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
     bound = []
