@@ -6,10 +6,13 @@
 //
 // ONNX Runtime takes one allocator for all sessions that ask for such a one (RegisterAllocator). Which pool it allocates from, the
 // thread says: a session is opened and run by the thread that calls it. What is freed is found by its address.
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string>
 #include <utility>
@@ -101,13 +104,33 @@ thread_local int64_t current = 0;  // the number of the pool that this thread's 
 
 const char* memory_name(Place place) { return place == kOnCpu ? "Cpu" : place == kOnHip ? "Hip" : "Cuda"; }
 
+// Throws std::bad_alloc through ONNX Runtime, which goes on with a null pointer otherwise: as its own C++ runtime does, which is
+// not the one that is linked into this library.
+[[noreturn]] void throw_shortage() {
+    void* const runtime = dlopen("libstdc++.so.6", RTLD_NOW | RTLD_NOLOAD);
+    const auto find = [&](const char* name) { return runtime ? dlsym(runtime, name) : nullptr; };
+    const auto allocate = reinterpret_cast<void* (*)(size_t)>(find("__cxa_allocate_exception"));
+    const auto raise_it = reinterpret_cast<void (*)(void*, void*, void (*)(void*))>(find("__cxa_throw"));
+    const auto table = static_cast<void**>(find("_ZTVSt9bad_alloc"));
+    const auto destroy = reinterpret_cast<void (*)(void*)>(find("_ZNSt9bad_allocD1Ev"));
+    void* const type = find("_ZTISt9bad_alloc");
+    if (allocate && raise_it && table && destroy && type) {
+        void* const error = allocate(sizeof(std::bad_alloc));
+        *static_cast<void**>(error) = table + 2;  // behind the offset and the type (Itanium C++ ABI)
+        raise_it(error, type, destroy);
+    }
+    throw std::bad_alloc();
+}
+
 // What ONNX Runtime has for a device.
 struct Allocator : OrtAllocator {
     Allocator(Place place, int device) : OrtAllocator{}, others(pools().open(place, device)) {
         raise(ort->CreateMemoryInfo(memory_name(place), OrtDeviceAllocator, device, OrtMemTypeDefault, &info));
         version = ORT_API_VERSION;
         Alloc = Reserve = [](OrtAllocator* self, size_t bytes) {
-            return pools().allocate(current ? current : static_cast<Allocator*>(self)->others, bytes);
+            void* const block = pools().allocate(current ? current : static_cast<Allocator*>(self)->others, bytes);
+            if (!block) throw_shortage();
+            return block;
         };
         Free = [](OrtAllocator*, void* address) {
             if (address) pools().release(static_cast<char*>(address));

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import random
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +16,14 @@ import pytest
 from onnx import parser
 from support import native
 
-from sdort.errors import ProviderError
+from sdort.errors import MemoryShortageError, ProviderError
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import memory_pool
+from sdort.runtime.failures import run_error
 from sdort.runtime.memory_pool import MemoryPool, new_pool_number, open_pool
-from sdort.runtime.opener import create_session
+from sdort.runtime.opener import NONE, create_session
 
 STUB = Path(__file__).resolve().parents[1] / "support" / "cuda_stub" / "virtual_memory.c"
 ALIGNMENT = 512
@@ -187,6 +190,25 @@ def test_sessions_compute_in_the_same_memory(pooled: Provider) -> None:
     assert pool.sizes().taken == before.taken
 
 
+@pytest.mark.parametrize("own", [True, False], ids=["a pool of its own", "no pool of its own"])
+def test_too_little_memory_ends_a_run_and_not_the_process(pooled: Provider, own: bool) -> None:
+    """ONNX Runtime goes on with a null pointer where an allocator gives one."""
+    pool = open_pool(pooled, options())
+    assert pool is not None
+    opened = session(pool)
+    before = pool.sizes().taken
+    text = MODEL.replace("y = Sub (c, x)", "s = Constant <value_ints = [30000, 30000, 30000, 64]> () e = Expand (c, s)"
+                         " n = Constant <value_ints = [0, 1, 2]> () y = ReduceMax (e, n)")  # fmt: skip
+    large = create_session(parser.parse_model(text).SerializeToString(), CPU, options(), pool=pool, optimization=NONE)
+    with pool.used() if own else nullcontext(), pytest.raises(Exception, match="bad_alloc") as raised:
+        large.run(None, {"x": np.ones((1, 64), np.float32)})
+    assert isinstance(run_error(raised.value, "unet", CPU), MemoryShortageError)
+    run(opened, pool, 100)
+    del large, raised
+    gc.collect()
+    assert pool.sizes().taken == before
+
+
 def test_what_is_not_shared_is_apart(pooled: Provider) -> None:
     first, second = open_pool(pooled, options()), open_pool(pooled, options())
     assert first is not second
@@ -234,7 +256,7 @@ def test_without_a_driver_onnx_runtime_allocates() -> None:
 ON_STUB = """
 import ctypes, json, sys, onnxruntime
 from pathlib import Path
-from sdort.errors import ProviderError
+from sdort.errors import MemoryShortageError, ProviderError
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.runtime.memory_pool import MemoryPool
