@@ -113,8 +113,8 @@ def open_pool(provider: Provider, options: RuntimeOptions) -> MemoryPool | None:
 
 @cache
 def _loaded(path: Path, provider: str) -> ctypes.CDLL:
+    library = ctypes.CDLL(checked_library(path).place)  # before: ONNX Runtime unloads it with the options
     register(import_onnxruntime().SessionOptions(), path, provider)  # the library learns of ONNX Runtime's functions
-    library = ctypes.CDLL(checked_library(path).place)
     for name in ("open", "close", "use", "sizes"):
         getattr(library, f"sdort_pool_{name}").restype = ctypes.c_int64
     library.sdort_kernel_error.restype = ctypes.c_char_p

@@ -12,7 +12,7 @@ from sdort.errors import SdortError
 from sdort.machine.phases import phase
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.device_block import is_reachable
+from sdort.runtime.memory_pool import open_pool
 from sdort.runtime.session import Session, is_logged, open_or_fall_back, prepare_session
 
 
@@ -32,7 +32,8 @@ def open_side_by_side(
     Raises:
         BadModelError, ProviderError: as ``open_or_fall_back``, for the first component that neither takes.
     """
-    is_reachable(provider.vendor)  # before there are threads
+    # Before there are threads: the kernel's list of libraries has gaps while these map memory.
+    pools = [open_pool(provider, options) for _, options in asked.values() if options.pool]
     with phase("preparation of graphs"):
         calls = {name: _prepared(path, name, provider, options) for name, (path, options) in asked.items()}
 
@@ -44,8 +45,9 @@ def open_side_by_side(
         return session
 
     logged = any(is_logged(provider, options) for _, options in asked.values())
-    with phase("sessions"), ThreadPoolExecutor(1 if logged else len(asked), "sdort-open") as pool:
-        opening = {name: pool.submit(opened, name) for name in asked}
+    with phase("sessions"), ThreadPoolExecutor(1 if logged else len(asked), "sdort-open") as threads:
+        opening = {name: threads.submit(opened, name) for name in asked}
+    del pools  # the sessions hold them
     return {
         name: open_or_fall_back(path, name, provider, options, opening[name].result)
         for name, (path, options) in asked.items()

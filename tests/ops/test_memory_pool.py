@@ -313,6 +313,26 @@ def drivers() -> Path:
     return native.built({STUB.name: STUB.read_bytes(), "": repr(parts).encode()}, make)
 
 
+FIRST = """
+import sys
+from pathlib import Path
+from sdort.providers import CPU
+from sdort.runtime import memory_pool
+library, register = Path(sys.argv[1]), memory_pool.register
+def registered(*arguments):
+    assert str(library) in Path("/proc/self/maps").read_text(), "it would go with the options"
+    register(*arguments)
+memory_pool.register = registered
+print(memory_pool.MemoryPool(library, CPU, 0).sizes().taken)
+"""
+
+
+def test_a_pool_may_be_the_first_that_needs_the_library() -> None:
+    """It holds the library before ONNX Runtime does, which lets go of it with the options that registered it."""
+    done = subprocess.run([sys.executable, "-c", FIRST, str(native.library())], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 @pytest.mark.parametrize("vendor", ["nvidia", "amd"])
 def test_a_gpus_memory_comes_piece_by_piece_and_goes_back(vendor: str, drivers: Path) -> None:
     """Of the device that is asked for; while a graph may be captured; and what cannot be used is given back at once."""
