@@ -131,7 +131,7 @@ def test_images_of_models_that_are_loaded_in_turn_are_judged(judged: tuple[Path,
             low.generate("a", **options, on_preview=lambda _: None)
         assert alive.together == []
         shown: list[Any] = []
-        low.generate("a", **options, on_preview=shown.append, preview_every=1, safety="off")
+        low.generate("a", **{**options, "steps": 3}, on_preview=shown.append, preview_every=1, safety="off")
         assert shown
 
 
