@@ -5,7 +5,7 @@ step to the next the deep levels of a UNet change little, the outer ones do. So 
 gives the hidden state before one of its skip connections beside its output; in the steps between a shallow graph takes
 that, and computes the outer levels alone.
 
-A skip connection is found by what its ``Concat`` joins: a tensor, and another one that is made from it through further
+A skip connection is found by what a ``Concat``, or an operator that does its work, joins: a tensor, and another one that is made from it through further
 weights. No names of nodes or weights are looked at. Both graphs have their weights from the file of the whole.
 """
 
@@ -18,6 +18,7 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError, UsageError
+from sdort.model.domains import OWN_DOMAIN
 from sdort.onnx_io.branches import outer_names
 from sdort.runtime.step_split import SAMPLE, Parts, constants_of, graph_inputs, tensor_types
 from sdort.workload.residuals import is_residual
@@ -27,6 +28,8 @@ UNET = "unet"
 DEPTH = 2
 """Skip connections that the shallow graph has where nobody says how many, counted from the output: DeepCache's own
 choice for Stable Diffusion, a fifth of the work."""
+_JOINS = frozenset({("", "Concat"), (OWN_DOMAIN, "GroupNorm")})
+"""Operators that write tensors one beside the other: sdort's GroupNorm reads both parts and gives the whole too."""
 _COUNTS = frozenset({"Shape", "Size"})
 _INDICES = frozenset({TensorProto.INT32, TensorProto.INT64, TensorProto.BOOL})
 """Types of constants that are no weights: shapes, axes, conditions."""
@@ -132,7 +135,7 @@ class _Search:
     def hidden(self, node: onnx.NodeProto) -> str | None:
         """The hidden state that a node joins with a tensor that it was made from; None for other nodes."""
         joined: list[str] = [name for name in node.input if name in self.before]
-        if node.op_type != "Concat" or node.domain or len(joined) != 2:
+        if (node.domain, node.op_type) not in _JOINS or len(joined) != 2:
             return None
         first, second = (self.before[name] & self.weighted for name in joined)
         if first == second or not (first and second) or first & second not in (first, second):

@@ -11,6 +11,7 @@ import numpy as np
 import onnx
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
+from support import native
 from support.exports import Case
 from support.optimized_models import optimized
 from support.parity import open_raw
@@ -173,30 +174,38 @@ def test_the_outer_part_has_the_outer_weights_alone(seed: int) -> None:
         assert made.weights.keys() <= {tensor.name for tensor in cut.whole.graph.initializer}
 
 
-@pytest.mark.parametrize(("target", "family"), [("cpu", "sd1"), ("cuda", "sdxl"), ("migraphx", "sd1"), ("rocm", "sd1")])
+@pytest.mark.parametrize(
+    ("target", "family", "own"),
+    [("cpu", "sd1", False), ("cuda", "sdxl", False), ("migraphx", "sd1", False), ("rocm", "sd1", True)],
+)
 def test_graphs_of_every_provider_are_cut(
-    target: str, family: str, exported: Callable[[Case], Path], tmp_path: Path
+    target: str, family: str, own: bool, exported: Callable[[Case], Path], tmp_path: Path
 ) -> None:
-    """In channels first and last, with the operators that each fuses; as many skip connections as the plain graph."""
+    """In channels first and last, with the operators that each fuses, sdort's own too, which join what is skipped; as
+    many skip connections as the plain graph."""
     case = Case(family, "ts17")
-    proto = to_proto(optimized(exported, case, target)[0])
+    proto = to_proto(optimized(exported, case, target, sdort_ops=own)[0])
+    library = native.library() if own else None
     plain = onnx.load(exported(case), load_external_data=False)
     count = 4
     assert len(hidden_states(proto.graph)) == len(hidden_states(plain.graph)) == count
     fed = make_inputs(declared_inputs(proto, "unet"), Sample(2, 16, 24, 7), "unet", 0)
-    expected = run(proto, fed, tmp_path)["out_sample"]
+    expected = run(proto, fed, tmp_path, library)["out_sample"]
     sizes = [len(cut_deep(proto, depth, "unet").shallow.graph.node) for depth in range(1, count + 1)]
     assert sizes == sorted({*sizes, len(proto.graph.node)})[:-1]
     cut = cut_deep(proto, 2, "unet")
-    given = run(cut.whole, fed, tmp_path)
+    given = run(cut.whole, fed, tmp_path, library)
     np.testing.assert_array_equal(given["out_sample"], expected)
     taken = {info.name for info in cut.shallow.graph.input}
-    shallow = run(cut.shallow, {name: value for name, value in {**fed, **given}.items() if name in taken}, tmp_path)
+    kept = {name: value for name, value in {**fed, **given}.items() if name in taken}
+    shallow = run(cut.shallow, kept, tmp_path, library)
     np.testing.assert_array_equal(shallow["out_sample"], expected)
 
 
-def run(model: onnx.ModelProto, fed: Mapping[str, Array], folder: Path) -> dict[str, Array]:
-    session = open_raw(model, folder, "unet")
+def run(
+    model: onnx.ModelProto, fed: Mapping[str, Array], folder: Path, library: Path | None = None
+) -> dict[str, Array]:
+    session = open_raw(model, folder, "unet", CPU.name if library else None, library)
     return dict(zip([info.name for info in model.graph.output], session.run(None, dict(fed)), strict=True))
 
 

@@ -33,9 +33,11 @@ def described(family: str) -> tuple[str, dict[str, Any]]:
     return built.component, built.config
 
 
-def optimized(exported: Exported, case: Case, target: str, fp16: bool = False) -> tuple[Model, ComponentReport]:
+def optimized(
+    exported: Exported, case: Case, target: str, fp16: bool = False, sdort_ops: bool = False
+) -> tuple[Model, ComponentReport]:
     model = load_model(exported(case), described(case.family)[0])
-    return model, optimize_model(model, OptimizeOptions(load_target(target), fp16))
+    return model, optimize_model(model, OptimizeOptions(load_target(target), fp16, sdort_ops=sdort_ops))
 
 
 def samples_of(case: Case, component: str) -> list[Sample]:
