@@ -14,6 +14,7 @@ from sdort.generation.memory_need import (
     encodes,
     generation_bytes,
     graphs_of,
+    opening_bytes,
     refuse_shortage,
     used_components,
     weight_bytes,
@@ -43,7 +44,9 @@ def low_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: 
     groups: dict[str, list[str]] = {}
     for name in used_components(folder, request):
         groups.setdefault(group_of(name), []).append(name)
-    found = {group: weight_bytes(folder, names) for group, names in groups.items()}
+    found = {
+        group: weight_bytes(folder, names) + opening_bytes(provider, len(names)) for group, names in groups.items()
+    }
     own = [stage for stage in plan.stages if not stage.refines]
     found[DENOISING] += control_weights(request)
     found[DENOISING] += max(_denoising(folder, request, together, stage, provider) for stage in own)
@@ -75,8 +78,9 @@ def _refining(folder: PipelineFolder, plan: RequestPlan, together: int, provider
     if plan.request.refiner:
         refiner = open_refiner(plan.request.refiner, folder)
         texts = [name for name in refiner.needed if name not in ("unet", DECODER)]
-        yield weight_bytes(refiner, texts)
-        yield weight_bytes(refiner, ["unet"]) + _denoising(refiner, plan.request, together, plan.stages[-1], provider)
+        yield weight_bytes(refiner, texts) + opening_bytes(provider, len(texts))
+        denoising = _denoising(refiner, plan.request, together, plan.stages[-1], provider)
+        yield weight_bytes(refiner, ["unet"]) + opening_bytes(provider, 1) + denoising
 
 
 def refuse_low(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, device_id: int) -> None:
@@ -123,5 +127,6 @@ def choose_memory(
 
 def _whole_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, free: int) -> int:
     """An estimate in bytes of a run without a refiner, whose UNet may take the place of the other one."""
-    weights = weight_bytes(folder, used_components(folder, plan.request)) + control_weights(plan.request)
+    opened = used_components(folder, plan.request)
+    weights = weight_bytes(folder, opened) + control_weights(plan.request) + opening_bytes(provider, len(opened))
     return weights + generation_bytes(folder, plan.request, images, provider, free, plan.stages)

@@ -1,7 +1,7 @@
 """Memory that a run takes, estimated before anything is loaded: what cannot fit is refused in a sentence.
 
-Estimates count activations of the largest moment of a component, whatever the machine. They are from the graph's own
-first convolution and the form of its attention, so that a wrong config makes nothing pass.
+Activations are counted (:mod:`sdort.runtime.activations`), so that a wrong config makes nothing pass. Where a graph
+does not tell its tensors' sizes, they are estimated from its first convolution and the form of its attention.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from sdort.console import detail, say
 from sdort.errors import BadModelError, MemoryShortageError
 from sdort.generation.control_plan import find_control
 from sdort.generation.decode import Plan, planner_of
-from sdort.generation.footprint import activation_bytes, keeps_scores
+from sdort.generation.footprint import element_bytes, keeps_scores
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
 from sdort.generation.safety import is_judged
@@ -27,19 +27,20 @@ from sdort.pipelines.configs import read_component_config
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.activations import activation_bytes
 from sdort.runtime.prepared_tensors import Prepared, prepared_tensors, split_file
 from sdort.tables import size_text
 from sdort.workload.cases import TOKENS, Case
 from sdort.workload.residuals import residual_shapes
 from sdort.workload.samples import Sample
 
-MARGIN = 1.5
-"""An estimate has to exceed the free memory by this factor before a run is refused: it may be too high by as much."""
+MARGIN = 1.15
+"""An estimate has to exceed the free memory by this factor before a run is refused: it may be too high by as much.
+docs/measurements.md has estimates beside the truth."""
 _PER_LATENT = 34
 """Elements that a UNet holds at once for each latent and each channel of its first convolution: the hidden layer of a
 feed-forward network has 8 of them, its gate and its halves as many again, skip connections the rest. Measured on the
-demo's: 33.4 at 64 x 64 latents and batches of 2 and 8. Estimates of the UNet with its scores are 2 % below to 2 % above
-the true peak on the CPU, of the demo's and of Stable Diffusion 1.5's at 32 x 32 and 64 x 64."""
+demo's: 33.4 at 64 x 64 latents and batches of 2 and 8. For graphs that cannot be counted."""
 _SCORE_COPIES = 2
 """Copies of the scores of an attention that is not fused: before and after the softmax."""
 
@@ -60,9 +61,9 @@ def case_bytes(
     latents = (case.batch, case.height // folder.vae_factor, case.width // folder.vae_factor)
     if case.component == "unet":
         return unet_bytes(folder.file("unet"), folder.config("unet"), latents, provider, steps, graphs)
-    if case.component not in (DECODER, ENCODER):
-        return 0  # a text encoder's few tokens
-    return planner_of(folder, provider, case.component).bytes_for(latents, plan or Plan())
+    if case.component in (DECODER, ENCODER):
+        return planner_of(folder, provider, case.component).bytes_for(latents, plan or Plan())
+    return activation_bytes(folder.file(case.component), Sample(case.batch, sequence=TOKENS), provider) or 0
 
 
 def unet_bytes(
@@ -79,15 +80,23 @@ def unet_bytes(
         config: the UNet's, for its heads; without it attention counts with one head.
         latents: samples, and the latents along their height and their width.
         steps: of the schedule.
-        graphs: each has activations of its own; the outer part's are as large as the whole's, where these are largest.
+        graphs: each has activations of its own, where sessions share no memory; the outer part's are as large as the
+            whole's, where these are largest.
     """
+    counted = activation_bytes(file, Sample(*latents, TOKENS), provider)
+    activations = _usual_bytes(file, config, latents, provider) if counted is None else counted
+    return (1 if provider.pools else graphs) * activations + prepared_bytes(file, latents, steps)
+
+
+def _usual_bytes(file: ComponentFile, config: dict[str, Any], latents: tuple[int, int, int], provider: Provider) -> int:
+    """An estimate of the activations of a UNet whose graph does not tell its tensors' sizes."""
     samples, height, width = latents
-    element = activation_bytes(file, provider)
+    element = element_bytes(file, provider)
     rows = _PER_LATENT * file.derived(_first_channels) * samples * height * width * element
     level, heads = _largest_attention(config)
     tokens = height * width / 4**level
     scores = _SCORE_COPIES * heads * samples * tokens**2 * element if keeps_scores(file) else 0
-    return graphs * int(rows + scores) + prepared_bytes(file, latents, steps)
+    return int(rows + scores)
 
 
 def prepared_bytes(file: ComponentFile, latents: tuple[int, int, int], steps: int) -> int:
@@ -305,7 +314,8 @@ def refuse_generation(
     stages = stages or plan_stages(folder, request)
     height, width = stages[-1].size
     needed = generation_bytes(folder, request, images, provider, free, stages)
-    weights = weight_bytes(folder, used_components(folder, request)) if held is None else 0
+    opened = used_components(folder, request)
+    weights = weight_bytes(folder, opened) + opening_bytes(provider, len(opened)) if held is None else 0
     weights += control_weights(request, controls_open)
     what = f"generating {width}x{height} pixels, {min(images, request.images_at_once)} at once,"
     refuse_shortage(weights + needed, free, what)
@@ -322,6 +332,11 @@ def used_components(folder: PipelineFolder, request: Request) -> list[str]:
     encoder = [ENCODER] if encodes(request) else []
     image_encoder = [IMAGE_ENCODER] if request.ip_adapter_image else []
     return [*folder.needed, *encoder, *image_encoder, *([SAFETY_CHECKER] if is_judged(request.safety) else [])]
+
+
+def opening_bytes(provider: Provider, sessions: int) -> int:
+    """Bytes of the device that are taken by opening so many sessions, beside weights and activations."""
+    return provider.context_bytes + sessions * provider.session_bytes
 
 
 def refuse_case(

@@ -87,6 +87,13 @@ class Provider:
     """Set on every run: how it takes memory, which changes nothing that is computed or tuned."""
     pools: bool = False
     """Whether its sessions allocate from a pool of sdort's (:mod:`sdort.runtime.memory_pool`)."""
+    context_bytes: int = 0
+    """Memory of the device that a process takes by using it: the driver's context and the libraries' kernels; 0 where
+    that was not measured."""
+    session_bytes: int = 0
+    """The same that each session adds: handles of libraries, their workspaces, and kernels of its own."""
+    workspace_bytes: int = 0
+    """The same that kernels take in a step beside the tensors that are alive."""
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of the environment that its libraries read once, when the first session of a process is made."""
     tuning: Mapping[str, str] = field(default_factory=dict)

@@ -16,12 +16,11 @@ import onnx
 from onnx import helper
 
 from sdort.model.fact import Fact
-from sdort.model.signature import Array
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.operators import find_operator
 from sdort.runtime.step_split import SAMPLE, TIMESTEP, StepSplit, split_step
 from sdort.runtime.unsteered import remove_control_inputs
-from sdort.workload.samples import Input, Sample, declared_inputs, fill_inputs, fixed_batch
+from sdort.workload.samples import Sample, declared_inputs, fill_inputs, fixed_batch, no_values
 
 _VIEWS = frozenset({"Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
 """Operators that keep the number of elements, and the type."""
@@ -115,7 +114,7 @@ def _prompt_tensors(part: onnx.ModelProto, component: str, sample: Sample) -> di
     says how large one is."""
     inputs = declared_inputs(part, component)
     batch = fixed_batch(inputs, sample)
-    shapes = fill_inputs(inputs, replace(sample, batch=batch), component, _nothing)
+    shapes = fill_inputs(inputs, replace(sample, batch=batch), component, no_values)
     types = _inferred(part, {name: values.shape for name, values in shapes.items()})
     sources = {node.output[0]: node.input[0] for node in part.graph.node if node.op_type in _VIEWS and not node.domain}
     made: dict[str, PreparedTensor | None] = {}
@@ -132,11 +131,6 @@ def _prompt_tensors(part: onnx.ModelProto, component: str, sample: Sample) -> di
         own = whole if name == info.name else None
         made[info.name] = PreparedTensor(info.name, dtype, own, math.prod(whole))
     return made
-
-
-def _nothing(item: Input, shape: tuple[int, ...]) -> Array:
-    """An array of this shape that takes no memory."""
-    return np.broadcast_to(np.zeros((), item.dtype), shape)
 
 
 Types = dict[str, tuple[int, tuple[int | None, ...]]]

@@ -163,6 +163,11 @@ class RandomNumbers:
         return (np.clip(values, -1, 1) if self.component == ENCODER else values).astype(item.dtype)
 
 
+def no_values(item: Input, shape: tuple[int, ...]) -> Array:
+    """An array of this shape that takes no memory, where its shape is all that is asked for."""
+    return np.broadcast_to(np.zeros((), item.dtype), shape)
+
+
 def make_inputs(inputs: list[Input], sample: Sample, component: str, seed: int) -> dict[str, Array]:
     """:class:`RandomNumbers` for every input, at the batch that the model is fixed to, if it is.
 

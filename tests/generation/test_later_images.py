@@ -17,7 +17,8 @@ from sdort.generation import keep_tuning, memory_need, recurrence, request_plan,
 from sdort.machine import input_file
 from sdort.onnx_io import component_file, wire
 from sdort.pipelines import configs, folder
-from sdort.runtime import announcement, prepared_tensors, step_split
+from sdort.rewrite.inference import facts_at_sizes
+from sdort.runtime import activations, announcement, prepared_tensors, step_split
 from sdort.samplers.sampler import FormulaSampler
 from sdort.workload import cases
 
@@ -27,7 +28,8 @@ NEVER = (
     # of the files
     input_file.read_input, wire.read_graph, component_file.read_component, component_file.declared_inputs,
     component_file._weight_bytes, configs.read_config, folder.open_folder, step_split.split_step,
-    prepared_tensors.prepared_tensors, memory_need._first_channels, announcement.custom_ops_hash,
+    prepared_tensors.prepared_tensors, activations._counted, facts_at_sizes.facts_at,
+    memory_need._first_channels, announcement.custom_ops_hash,
     # of the schedule
     schedulers.load_sampler, FormulaSampler.__init__, recurrence.find_recurrence,
     # of the tuning that nobody asked for

@@ -14,7 +14,7 @@ from PIL import Image
 from sdort.errors import MemoryShortageError
 from sdort.generation import memory_need
 from sdort.generation.decode import Plan
-from sdort.generation.footprint import Footprint, activation_bytes, decoder_footprint, keeps_scores
+from sdort.generation.footprint import Footprint, decoder_footprint, element_bytes, keeps_scores
 from sdort.generation.input_image import InputImage
 from sdort.generation.request import Request
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
@@ -237,7 +237,7 @@ def test_controls_take_activations_and_what_lies_between(
 @pytest.mark.parametrize(
     ("component", "wanted"),
     [("unet", ("unet", (5, 2, 6), 4)), ("vae_decoder", ("plan", (5, 2, 6))), ("vae_encoder", ("plan", (5, 2, 6))),
-     ("text_encoder", 0), ("absent", 0)],
+     ("text_encoder", 77), ("other", 0), ("absent", 0)],
 )  # fmt: skip
 def test_a_case_counts_by_its_component(component: str, wanted: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
@@ -248,7 +248,11 @@ def test_a_case_counts_by_its_component(component: str, wanted: Any, monkeypatch
 
     monkeypatch.setattr(memory_need, "planner_of", planner_of)
     monkeypatch.setattr(memory_need, "unet_bytes", lambda file, config, latents, on, steps, _: (file, latents, steps))
-    names = ("unet", "vae_decoder", "vae_encoder", "text_encoder")
+    counted = {"text_encoder": 77, "other": None}
+    monkeypatch.setattr(
+        memory_need, "activation_bytes", lambda file, sample, on: counted[file] if sample.batch == 5 else 0
+    )
+    names = ("unet", "vae_decoder", "vae_encoder", "text_encoder", "other")
     folder: Any = SimpleNamespace(vae_factor=8, models=names, file=lambda name: name, config=lambda name: {})
     assert memory_need.case_bytes(folder, Case(component, 5, 16, 48), CPU, PLAN, steps=4) == wanted
     assert asked == ([component] if component.startswith("vae") else [])
@@ -260,7 +264,7 @@ PLAN = Plan(True, 32)
 def test_a_component_is_refused_by_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     free: int | None = 1000
     monkeypatch.setattr(memory_need, "free_memory", lambda vendor, number: free if number == 2 else 10**9)
-    monkeypatch.setattr(memory_need, "case_bytes", lambda folder, case, provider, plan: 1501 if plan == PLAN else 1500)
+    monkeypatch.setattr(memory_need, "case_bytes", lambda folder, case, provider, plan: 1151 if plan == PLAN else 1150)
     case = Case("vae_decoder", 1, 16, 48)
     folder: Any = SimpleNamespace()
     memory_need.refuse_case(folder, case, CPU, 2)
@@ -300,7 +304,7 @@ def test_scores_are_held_where_attention_is_spelled_out(nodes: list[tuple[str, s
 def test_a_decoders_footprint(provider: Provider, dtype: str, fused: bool, widened: bool) -> None:
     file = graph(dtype, *([] if fused else [("Softmax", "")]))
     narrow = dtype == "float16" and provider is not CPU
-    assert activation_bytes(file, provider) == (2 if narrow else 4)
+    assert element_bytes(file, provider) == (2 if narrow else 4)
     amd = provider in (ROCM, MIGRAPHX)
     copies = 0 if fused and not amd else 1 if provider is CPU else 2
     assert decoder_footprint(file, provider, widened) == Footprint(2 if narrow and not widened else 4, copies)
