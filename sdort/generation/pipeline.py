@@ -48,6 +48,7 @@ from sdort.generation.text_conditioning import PromptReader, Texts, encode_promp
 from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec, static_size
+from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.families import Conditioning
 from sdort.pipelines.folder import PipelineFolder, open_folder
@@ -59,6 +60,7 @@ from sdort.runtime.memory_pool import new_pool_number
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
 from sdort.runtime.side_by_side import open_side_by_side
+from sdort.runtime.unsteered import remove_control_inputs
 from sdort.workload.residuals import steering_inputs
 
 if TYPE_CHECKING:
@@ -433,9 +435,12 @@ class TextToImage:
         """The inputs of a component, open or not."""
         if component in self.sessions:
             return self.sessions[component].inputs
-        inputs = self.folder.file(component).signature.inputs
-        left_out = () if component != "unet" or self._steered else steering_inputs(inputs)
-        return {name: spec for name, spec in inputs.items() if name not in left_out}
+        file = self.folder.file(component)
+        inputs = file.signature.inputs
+        if component != "unet" or self._steered or not steering_inputs(inputs):
+            return inputs
+        kept = file.derived(_unsteered_inputs)
+        return {name: spec for name, spec in inputs.items() if name in kept}
 
     def _outputs(self, component: str) -> list[str]:
         """The names of a component's outputs, open or not."""
@@ -797,6 +802,13 @@ class TextToImage:
             used = decoder.session = self.sessions[DECODER]
             image = to_image(next(decoder.decode(latents, decoder.plan_now)), image.seed)
         return image
+
+
+def _unsteered_inputs(file: ComponentFile) -> frozenset[str]:
+    """The inputs that a UNet's session has where no image steers it: some graphs keep inputs for images."""
+    graph = file.copy()
+    remove_control_inputs(graph, file.component)
+    return frozenset(info.name for info in graph.graph.input)
 
 
 def _undrawn(requests: Sequence[Request]) -> Iterator[DenoisedBatch]:
