@@ -5,8 +5,9 @@ step to the next the deep levels of a UNet change little, the outer ones do. So 
 gives the hidden state before one of its skip connections beside its output; in the steps between a shallow graph takes
 that, and computes the outer levels alone.
 
-A skip connection is found by what a ``Concat``, or an operator that does its work, joins: a tensor, and another one that is made from it through further
-weights. No names of nodes or weights are looked at. Both graphs have their weights from the file of the whole.
+A skip connection is found by what a ``Concat``, or an operator that does its work, joins: a tensor, and another one
+that is made from it through further weights. No names of nodes or weights are looked at. Both graphs have their
+weights from the file of the whole.
 """
 
 from __future__ import annotations
