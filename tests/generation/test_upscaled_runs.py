@@ -59,7 +59,8 @@ def test_each_finished_image_is_enlarged(tiny: Tiny, model: Path, tmp_path: Path
 def test_an_upscaler_is_loaded_with_the_decoder_where_models_are_loaded_in_turn(
     tiny: Tiny, model: Path, tmp_path: Path
 ) -> None:
-    folder, twice = with_encoder(tiny, tmp_path / "whole"), {"upscale": model, "num_images": 2, "images_at_once": 1}
+    folder = with_encoder(tiny, tmp_path / "whole")
+    twice: dict[str, Any] = {"upscale": model, "num_images": 2, "images_at_once": 1}
     with sdort.load(folder, provider="cpu") as normal, sdort.load(folder, provider="cpu", memory="low") as low:
         loaded = in_turn(normal, low, "a cat", **OPTIONS, **twice)
         assert loaded == {"text_encoder": 1, "unet": 1, "vae_decoder": 1, "upscaler": 1}
