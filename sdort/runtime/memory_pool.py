@@ -94,11 +94,12 @@ def new_pool_number() -> int:
 
 def open_pool(provider: Provider, options: RuntimeOptions) -> MemoryPool | None:
     """The pool that a session is to allocate from, None where it has arenas of ONNX Runtime's: the provider is none of
-    those that take one, sdort's operator library is not there, or the user said how to allocate.
+    those that take one, sdort's operator library is not there, or the user said how to allocate. A session on its
+    caller's stream has arenas too: its runs may go on when they return, and the caller may have several streams.
     """
     library = resolve(options.custom_ops)
     own_choice: Collection[str] = _ARENA & options.provider_options.keys()
-    if library is None or not provider.pools or own_choice or not is_reachable(provider.vendor):
+    if library is None or not provider.pools or own_choice or options.stream or not is_reachable(provider.vendor):
         return None
     key = (provider.vendor, options.device_id, options.pool or new_pool_number())
     with _opening:

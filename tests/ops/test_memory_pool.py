@@ -235,8 +235,8 @@ def test_a_thread_that_says_nothing_has_no_ones_pool(pooled: Provider) -> None:
 @pytest.mark.parametrize(
     "why",
     [{"pools": False}, {"custom_ops": "off"}, {"provider_options": {"gpu_mem_limit": "1"}},
-     {"provider_options": {"arena_extend_strategy": "kNextPowerOfTwo"}}],
-    ids=["another provider", "no library", "a limit", "a strategy"],
+     {"provider_options": {"arena_extend_strategy": "kNextPowerOfTwo"}}, {"stream": 64}],
+    ids=["another provider", "no library", "a limit", "a strategy", "a stream"],
 )  # fmt: skip
 def test_who_said_otherwise_has_onnx_runtimes_arenas(why: dict[str, Any], pooled: Provider) -> None:
     asked = {**vars(options()), **{name: value for name, value in why.items() if name != "pools"}}
