@@ -14,7 +14,7 @@ def record(**values: Any) -> GenerationRecord:
     empty: dict[str, Any] = dict.fromkeys((each.name for each in fields(GenerationRecord)), "")
     base = {"steps": 20, "scheduler": "DDIMScheduler", "guidance_scale": 7.5, "height": 64, "width": 32,
             "model_hash": "0123", "clip_skip": 1, "eta": None, "prompt_weighting": "a1111", "lora": [],
-            "model": "fast", "versions": {"sdort": "0"}}  # fmt: skip
+            "deep_cache": None, "deep_cache_depth": None, "model": "fast", "versions": {"sdort": "0"}}  # fmt: skip
     return GenerationRecord(**{**empty, **base, **values})
 
 
