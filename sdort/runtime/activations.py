@@ -21,7 +21,6 @@ from sdort.model.fact import NOTHING, Fact
 from sdort.model.symbolic import numbers
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.providers.provider import Provider
-from sdort.rewrite.inference.facts_at_sizes import facts_at
 from sdort.runtime.prepared_tensors import split_file
 from sdort.workload.samples import Sample, declared_inputs, fill_inputs, fixed_batch, no_values
 
@@ -100,6 +99,8 @@ class _UnknownSizeError(Exception):
 
 
 def _counted(file: ComponentFile, sample: Sample, provider: Provider, widened: bool) -> int:
+    from sdort.rewrite.inference.facts_at_sizes import facts_at  # with a graph library, which no other part of a run has
+
     split = split_file(file)
     graph = (split.step if split else file.graph).graph
     inputs = _input_shapes(file, sample)
