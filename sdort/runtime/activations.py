@@ -99,7 +99,8 @@ class _UnknownSizeError(Exception):
 
 
 def _counted(file: ComponentFile, sample: Sample, provider: Provider, widened: bool) -> int:
-    from sdort.rewrite.inference.facts_at_sizes import facts_at  # with a graph library, which no other part of a run has
+    # A graph library comes with it, which no other part of a run needs.
+    from sdort.rewrite.inference.facts_at_sizes import facts_at
 
     split = split_file(file)
     graph = (split.step if split else file.graph).graph
