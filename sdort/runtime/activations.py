@@ -85,11 +85,11 @@ def activation_bytes(file: ComponentFile, sample: Sample, provider: Provider, wi
         widened: whether it is computed in fp32 by now, whatever its file has.
 
     Returns:
-        None where the graph does not tell its tensors' sizes, which is said.
+        None where the graph does not tell its tensors' sizes, or no graph library is installed, which is said.
     """
     try:
         return file.derived(_counted, sample, provider, widened)
-    except (BadModelError, _UnknownSizeError) as error:
+    except (BadModelError, ImportError, _UnknownSizeError) as error:
         detail(f"{file.component}: its activations are not counted: {error}")
         return None
 

@@ -213,4 +213,4 @@ def test_the_width_of_an_embedded_scale() -> None:
         ({"timestep_cond": spec("t", "N", 32)}, 32),
         ({"timestep_cond": spec("t", "N", "D")}, 256),
     ):
-        assert condition_width(SimpleNamespace(inputs=inputs)) == width  # type: ignore[arg-type]
+        assert condition_width(SimpleNamespace(inputs=inputs)) == width

@@ -716,7 +716,9 @@ def test_the_refiner_is_that_of_the_request(fits: bool, monkeypatch: pytest.Monk
         opened.append(folder.path.name)
         return SimpleNamespace(
             folder=folder,
-            _use_unet=lambda **asked: asked == {"steered": False, "cut": 0} or opened.append("asked otherwise"),
+            _use_unet=lambda **asked: opened.extend(
+                [] if asked == {"steered": False, "cut": 0} else ["asked otherwise"]
+            ),
             _conditions=lambda requests, stages: [["condition"] * len(requests)],
             _recurrence=lambda *_: None,
             _denoise_batch=lambda *_: None,

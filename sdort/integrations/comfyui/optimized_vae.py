@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from sdort.errors import BadModelError, MemoryShortageError, ParityError
-from sdort.generation.decode import SHARE, Plan, Size, planner_of
+from sdort.generation.decode import SHARE, Plan, planner_of
+from sdort.generation.footprint import Size
 from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
