@@ -223,7 +223,7 @@ def test_a_refiner_that_cannot_fit_is_refused(
     refined = replace(request, refiner=refiner)
     with pytest.raises(MemoryShortageError, match=r"with the refiner refiner needs about 9\.\d GB .* 4\.3 GB are free"):
         memory_need.refuse_generation(open_folder(base.out), refined, 1, CPU, 0)
-    sizes[refiner] = 5 << 30  # less than the free memory with the margin
+    sizes[refiner] = 9 << 29  # less than the free memory with the margin
     memory_need.refuse_generation(open_folder(base.out), refined, 1, CPU, 0)
 
 
