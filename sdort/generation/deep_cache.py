@@ -5,9 +5,10 @@ from __future__ import annotations
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
 from sdort.generation.step_conditions import StepConditions
+from sdort.model.component_names import UNET
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.folder import PipelineFolder
-from sdort.runtime.deep_cut import UNET, check_depth, hidden_states
+from sdort.runtime.deep_cut import check_depth, hidden_states
 
 
 def whole_calls(every: int, calls: int, conditions: StepConditions) -> list[bool]:

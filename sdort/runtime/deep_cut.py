@@ -24,8 +24,6 @@ from sdort.onnx_io.branches import outer_names
 from sdort.runtime.step_split import SAMPLE, Parts, constants_of, graph_inputs, tensor_types
 from sdort.workload.residuals import is_residual
 
-UNET = "unet"
-"""The component that is cut."""
 DEPTH = 2
 """Skip connections that the shallow graph has where nobody says how many, counted from the output: DeepCache's own
 choice for Stable Diffusion, a fifth of the work."""

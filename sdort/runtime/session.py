@@ -15,6 +15,7 @@ import onnx
 from sdort.console import detail, warn
 from sdort.errors import BadModelError, SdortError
 from sdort.machine.distributions import import_onnxruntime
+from sdort.model.component_names import UNET
 from sdort.model.domains import OWN_DOMAIN
 from sdort.model.signature import Array, TensorSpec, cast_feeds
 from sdort.onnx_io.component_file import copied, declared_inputs, read_component
@@ -32,7 +33,7 @@ from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
-from sdort.runtime.deep_cut import UNET, DeepCut, cut_deep
+from sdort.runtime.deep_cut import DeepCut, cut_deep
 from sdort.runtime.device_block import is_reachable
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.memory_pool import MemoryPool, open_pool
@@ -241,7 +242,7 @@ class Session:
         number = self._number_of(graph)
         settings = self._settings(number) if self.options.graph or self.options.stream else self._quiet
         self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
-        if self.pool and number != UNRECORDED and graph not in self._recorded:
+        if self.pool and self.options.graph and number != UNRECORDED and graph not in self._recorded:
             self._recorded[graph] = (number, self.pool.sizes().state)
 
     def _number_of(self, graph: int) -> int:

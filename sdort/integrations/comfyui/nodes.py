@@ -17,8 +17,7 @@ from sdort.first_use.models import optimized_model
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
-from sdort.integrations.torch.unet_adapters import UNET
-from sdort.model.component_names import DECODER, ENCODER
+from sdort.model.component_names import DECODER, ENCODER, UNET
 from sdort.providers import AUTO, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

@@ -8,7 +8,7 @@ from typing import Any
 
 from sdort.errors import UsageError
 from sdort.integrations.comfyui.unet_folder import UnetFolder
-from sdort.integrations.torch.unet_adapters import UNET
+from sdort.model.component_names import UNET
 from sdort.pipelines.families import AESTHETIC_NUMBERS, SIZE_NUMBERS
 from sdort.pipelines.folder import open_folder
 from sdort.providers.provider import Provider

@@ -17,7 +17,7 @@ from sdort.integrations.comfyui.original_state import empty_unet, original_names
 from sdort.integrations.comfyui.weight_patches import PatchedWeights
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.integrations.torch.unet_adapters import UNET
+from sdort.model.component_names import UNET
 from sdort.model.signature import static_size
 from sdort.pipelines.families import AESTHETIC_NUMBERS, SIZE_NUMBERS
 from sdort.pipelines.folder import PipelineFolder, open_folder

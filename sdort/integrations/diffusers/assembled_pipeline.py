@@ -24,10 +24,9 @@ from sdort.integrations.torch.control_module import load_controlnet
 from sdort.integrations.torch.graph_module import reloader
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
 from sdort.integrations.torch.text_module import load_text_encoder, text_encoder_of
-from sdort.integrations.torch.unet_adapters import UNET
 from sdort.integrations.torch.unet_module import load_unet, unet_of
 from sdort.integrations.torch.vae_module import load_vae, vae_of
-from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER, TEXT_ENCODERS
+from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER, TEXT_ENCODERS, UNET
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import CPU
 

@@ -23,14 +23,13 @@ from sdort.console import warn
 from sdort.errors import UsageError
 from sdort.generation.adapted_weights import RunningAdapters, plan_adapters
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.component_names import TEXT_ENCODERS
+from sdort.model.component_names import TEXT_ENCODERS, UNET
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_keys import read_keys
 from sdort.pipelines.adapters.peft_settings import SETTINGS_KEY
 from sdort.pipelines.folder import PipelineFolder
 from sdort.staging import temporary_folder
 
-UNET = "unet"
 _NAME_LENGTH = 100
 """Characters of an adapter's name in that of its file, which messages show."""
 

@@ -27,8 +27,8 @@ from sdort.integrations.torch.graph_module import (
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
 from sdort.integrations.torch.tensor_binding import Tensors
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.integrations.torch.unet_adapters import UNET, AdapterMethods, UnetAdapters
-from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
+from sdort.integrations.torch.unet_adapters import AdapterMethods, UnetAdapters
+from sdort.model.component_names import CONTROLNET, T2I_ADAPTER, UNET
 from sdort.onnx_io.component_file import read_component
 from sdort.workload.residuals import residual_inputs
 
