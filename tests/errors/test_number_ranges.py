@@ -59,6 +59,8 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "BUDGET": (0.0, 366 * 86400.0),
     "OLDER_THAN": (0.0, 100 * 366 * 86400.0),
     "CACHE_LIMIT": (0, 2**60),
+    "DEEP_CACHE": (1, 1000),
+    "DEEP_CACHE_DEPTH": (1, 100),
 }
 NAMES = {"GUIDANCE": "guidance_scale", "SIZE_SIDE": "size", "ADAPTER_SCALE": "lora", "CACHE_LIMIT": "limit"}
 """Parameters that are not called as their range."""

@@ -653,8 +653,11 @@ def test_the_first_level_with_attention(config: dict[str, Any], found: tuple[int
 # Adapters
 
 
+@pytest.mark.parametrize("adds", [False, True], ids=["merged", "added"])
 @pytest.mark.parametrize("most", [1 << 30, 100, 0], ids=str)
-def test_merged_weights_come_in_their_order_few_at_a_time(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_merged_weights_come_in_their_order_few_at_a_time(
+    most: int, adds: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     running: list[str] = []
     given: list[Any] = []
 
@@ -664,11 +667,12 @@ def test_merged_weights_come_in_their_order_few_at_a_time(most: int, monkeypatch
             raise ValueError(name)
         return f"merged {name}"
 
-    monkeypatch.setattr(adapted_weights, "_merged", merged)
+    monkeypatch.setattr(adapted_weights, "_added_or_merged" if adds else "_merged", merged)
     monkeypatch.setattr(adapted_weights, "IN_FLIGHT", most)
     monkeypatch.setattr(adapted_weights, "WORKERS", 2)
     names = [f"n{index}" for index in range(9)]
-    weights: Any = {name: SimpleNamespace(stored=SimpleNamespace(nbytes=40)) for name in [*names, "bad", "other"]}
+    known = {name: SimpleNamespace(stored=SimpleNamespace(nbytes=40)) for name in [*names, "bad", "other"]}
+    weights: Any = SimpleNamespace(replaceable=known, adds=adds)
 
     def changed() -> Any:
         for name in names:
@@ -682,7 +686,7 @@ def test_merged_weights_come_in_their_order_few_at_a_time(most: int, monkeypatch
         done += 1
         assert len(running) - done <= {1 << 30: 4, 100: 2, 0: 0}[most]
     assert done == 9
-    assert sorted(given, key=str) == [("unet", name, weights[name], "changes") for name in names]
+    assert sorted(given, key=str) == [("unet", name, known[name], "changes") for name in names]
     with pytest.raises(ValueError, match="bad"):
         list(merge("unet", weights, ["n1", "bad", "n2"], "changes"))
 

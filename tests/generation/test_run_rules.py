@@ -576,6 +576,7 @@ class FakeResult:
     height: int = 64
     width: int = 96
     decoded: Any = None
+    opened: Any = ()
 
 
 def test_placement_is_of_every_component_and_all_images(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -588,16 +589,18 @@ def test_placement_is_of_every_component_and_all_images(monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "_case", case)
     monkeypatch.setattr(command, "measure_cases", lambda *given: [given])
     monkeypatch.setattr(command, "remarks", lambda measured, provider: [f"{measured[0][1][0]} {provider}"])
-    parts = ("unet", "vae_decoder")
-    folder = SimpleNamespace(name="folder", models="models", vae_factor=8, compared=("text_encoder", *parts))
+    closed, parts = "text_encoder", ("unet", "vae_decoder")
+    folder = SimpleNamespace(name="folder", models="models", vae_factor=8, compared=(closed, "vae_encoder", *parts))
     sessions = {name: SimpleNamespace(provider=f"{name} provider") for name in parts}
-    result: Any = FakeResult()
+    # With ``--memory low`` a component has no session any more when the run has ended.
+    result: Any = FakeResult(opened=(SimpleNamespace(component=closed), SimpleNamespace(component="unet")))
+    ran = [(closed, "pipeline's provider"), *((name, f"{name} provider") for name in parts)]
     requests = [Request("a", num_images=2), Request("b", num_images=3)]
-    models: Any = SimpleNamespace(folder=folder, sessions=sessions)
+    models: Any = SimpleNamespace(folder=folder, sessions=sessions, provider="pipeline's provider")
     found: Any = _with_placement(result, models, requests, "options")  # type: ignore[arg-type]
-    assert asked == [("folder", name, 5, "a", result, f"{name} provider") for name in sessions]
-    assert found.placement == [("models", [f"case of {name}"], f"{name} provider", "options", 8) for name in sessions]
-    assert found.placement_remarks == [f"case of {name} {name} provider" for name in sessions]
+    assert asked == [("folder", name, 5, "a", result, provider) for name, provider in ran]
+    assert found.placement == [("models", [f"case of {name}"], provider, "options", 8) for name, provider in ran]
+    assert found.placement_remarks == [f"case of {name} {provider}" for name, provider in ran]
 
 
 @pytest.mark.parametrize(("images", "at_once", "last"), [(5, 2, 1), (4, 2, 2), (1, 4, 1), (3, 4, 3), (6, 4, 2)])
