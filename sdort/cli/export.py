@@ -13,7 +13,7 @@ from sdort.cli.number_types import Size, Whole
 from sdort.cli.options import complete_files, complete_schedulers, needs, signing_options
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import OPSET
-from sdort.model.component_names import COMPONENTS
+from sdort.families.known_families import COMPONENTS
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

@@ -8,13 +8,15 @@ from typing import Any
 
 import numpy as np
 
+from sdort.families.family import Encoder, Family
+from sdort.families.known_families import family_of
 from sdort.generation.prompt_chunks import divide
 from sdort.generation.prompt_copies import negative_is_zero
 from sdort.generation.prompt_syntax import read_prompt
 from sdort.generation.request import Request
 from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.model.signature import TensorSpec
-from sdort.pipelines.families import Conditioning, Encoder, Family, family_of
+from sdort.pipelines.conditioning import Conditioning, condition, encoder_outputs
 
 
 def prompt_arguments(pipeline: Any, request: Request, context: TensorSpec | None = None) -> dict[str, Any]:
@@ -91,7 +93,7 @@ def _fits(reader: PromptReader, texts: Texts, weighting: str) -> bool:
 
 def _conditions(family: Family, parts: dict[Texts, list[Conditioning]]) -> dict[Texts, Conditioning]:
     """By texts the embeddings; sizes are the pipeline's affair."""
-    found = {texts: family.condition(part, (0, 0)) for texts, part in parts.items()}
+    found = {texts: condition(family, part, (0, 0)) for texts, part in parts.items()}
     return {texts: {name: each[name] for name in _ARGUMENTS if name in each} for texts, each in found.items()}
 
 
@@ -105,7 +107,7 @@ def _encode(pipeline: Any, family: Family, component: str, rows: Sequence[tuple[
         found = module(torch.tensor(rows, device=module.device), output_hidden_states=True)
     named = {name: value for name, value in found.items() if name != "hidden_states"}
     named |= {f"hidden_states.{index}": value for index, value in enumerate(found.hidden_states)}
-    outputs = encoder.outputs(list(named), module.config.to_dict())
+    outputs = encoder_outputs(encoder, list(named), module.config.to_dict())
     arrays = {name: named[output].float().cpu().numpy() for name, output in outputs.items()}
     return [{name: array[row : row + 1] for name, array in arrays.items()} for row in range(len(rows))]
 

@@ -16,8 +16,9 @@ from pathlib import Path
 from sdort.console import say
 from sdort.errors import BadModelError
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
+from sdort.families.known_families import TEXT_ENCODERS
 from sdort.machine.optional_packages import COMPARING, need_packages
-from sdort.model.component_names import SAFETY_CHECKER, TEXT_ENCODERS
+from sdort.model.component_names import SAFETY_CHECKER
 from sdort.model.weights import Weight
 from sdort.pipelines.config_schemas import SHARD_INDEX
 from sdort.pipelines.configs import TABLE_BYTES, read_component_config, read_config

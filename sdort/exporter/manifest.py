@@ -13,8 +13,9 @@ from sdort.exporter.baked_adapters import AppliedAdapter
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.new_words import AddedWord
 from sdort.exporter.replacements import MADE_WITH, MadeWith
-from sdort.exporter.signatures import FOLDERS, ComponentSpec, GraphTensor
+from sdort.exporter.signatures import FOLDERS, ComponentSpec
 from sdort.exporter.source import AppliedIpAdapter, Source, copied_processors, processor_files
+from sdort.families.graph_tensor import GraphTensor
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.model.component_names import SAFETY_CHECKER

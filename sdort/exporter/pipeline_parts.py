@@ -11,9 +11,10 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES
+from sdort.families.unet import EDITING, INPAINTING
 from sdort.model.component_names import IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.pipelines.file_kind import EXPORTED
-from sdort.pipelines.weight_names import EDITING, INPAINTING, unet_variant
+from sdort.pipelines.weight_names import unet_variant
 
 VISION = "CLIPVisionModelWithProjection"
 

@@ -14,6 +14,10 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import CLIP_SKIP as CLIP_SKIPS
+from sdort.families.family import GraphOptions
+from sdort.families.graph_tensor import GraphDim, GraphSignature, GraphTensor, size_of
+from sdort.families.known_families import DENOISERS, FAMILIES, TEXT_ENCODERS, find_denoiser
+from sdort.families.unet_signature import denoiser_inputs, residuals
 from sdort.model.component_names import (
     CLIP_PIXELS,
     CLIP_SKIP,
@@ -22,7 +26,6 @@ from sdort.model.component_names import (
     DECODER,
     ENCODER,
     IMAGE_ENCODER,
-    IMAGE_SCALE,
     IMAGE_TOKENS,
     NEGATIVE_IMAGE_TOKENS,
     PLAIN,
@@ -34,9 +37,7 @@ from sdort.model.vae_levels import vae_factor
 from sdort.rewrite.size_names import size_at
 
 FOLDERS = {
-    "text_encoder": "text_encoder",
-    "text_encoder_2": "text_encoder_2",
-    "unet": "unet",
+    **{name: name for name in (*TEXT_ENCODERS, *DENOISERS)},
     ENCODER: "vae",
     DECODER: "vae",
     CONTROLNET: "controlnet",
@@ -44,12 +45,12 @@ FOLDERS = {
     IMAGE_ENCODER: IMAGE_ENCODER,
     SAFETY_CHECKER: SAFETY_CHECKER,
 }
-"""ComponentSpec -> the checkpoint's folder that holds its config and weights, in the order of export."""
+"""Name of a component -> the checkpoint's folder that holds its config and weights, in the order of export."""
 
 LIBRARIES = {
     "CLIPTextModel": "transformers",
     "CLIPTextModelWithProjection": "transformers",
-    "UNet2DConditionModel": "diffusers",
+    **{family.denoiser.class_name: family.denoiser.library for family in FAMILIES.values()},
     "AutoencoderKL": "diffusers",
     "AutoencoderTiny": "diffusers",
     "ControlNetModel": "diffusers",
@@ -65,20 +66,6 @@ CONCEPTS = {CONCEPT_SCORES: 17, SPECIAL_CARE_SCORES: 3}
 VAES = ("AutoencoderKL", "AutoencoderTiny")
 """Those of them that are VAEs; the second is TAESD's."""
 
-GraphDim = int | str
-
-
-@dataclass(frozen=True)
-class GraphTensor:
-    """An input or output: its name, dtype (numpy's name) and dims (a number, or a name when dynamic)."""
-
-    name: str
-    """The tensor's name."""
-    dtype: str
-    """numpy's name of its dtype."""
-    dims: tuple[GraphDim, ...]
-    """Its sizes: a number, or a name where it is dynamic."""
-
 
 @dataclass(frozen=True)
 class ComponentSpec:
@@ -89,9 +76,6 @@ class ComponentSpec:
     config: Mapping[str, Any]
     inputs: tuple[GraphTensor, ...]
     outputs: tuple[GraphTensor, ...]
-
-
-GraphSignature = tuple[tuple[GraphTensor, ...], tuple[GraphTensor, ...]]
 
 
 def describe_component(
@@ -112,15 +96,15 @@ def describe_component(
         config: the architecture's config, with defaults filled in.
         hidden_states: text encoders also return every layer's output, which SDXL conditions on.
         text_embeds: width of SDXL's pooled text embedding, if it is known.
-        control: UNets also take the outputs of a ControlNet and of a T2I-Adapter.
-        image_tokens: UNets also attend to so many tokens of each IP-Adapter's image.
+        control: denoisers also take the outputs of a ControlNet and of a T2I-Adapter.
+        image_tokens: denoisers also attend to so many tokens of each IP-Adapter's image.
 
     Raises:
         BadModelError: the config is incomplete, or asks for inputs that Stable Diffusion pipelines do not feed.
     """
     try:
-        if name == "unet":
-            inputs, outputs = _unet(config, text_embeds, control, image_tokens)
+        if denoiser := find_denoiser(name, class_name):
+            inputs, outputs = denoiser.signature(config, GraphOptions(text_embeds, control, tuple(image_tokens)))
         elif name == CONTROLNET:
             inputs, outputs = _controlnet(config)
         elif name == T2I_ADAPTER:
@@ -147,7 +131,9 @@ def _vae(name: str, class_name: str, config: Mapping[str, Any]) -> GraphSignatur
     if (name, class_name) == (ENCODER, "AutoencoderTiny"):
         # Latents, and no distribution of them; optimum's name for such an output.
         latent = outputs[0].dims
-        outputs = (GraphTensor("latent_sample", "float32", (latent[0], _size(config, "latent_channels"), *latent[2:])),)
+        outputs = (
+            GraphTensor("latent_sample", "float32", (latent[0], size_of(config, "latent_channels"), *latent[2:])),
+        )
     return inputs, outputs
 
 
@@ -171,13 +157,13 @@ def evaluate_dim(dim: GraphDim, sizes: Mapping[str, int]) -> GraphDim:
 
 
 def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: bool) -> GraphSignature:
-    width, layers = _size(config, "hidden_size"), _size(config, "num_hidden_layers")
+    width, layers = size_of(config, "hidden_size"), size_of(config, "num_hidden_layers")
     sequence = ("batch_size", "sequence_length", width)
     inputs = (GraphTensor("input_ids", "int64", ("batch_size", "sequence_length")),)
     last = GraphTensor("last_hidden_state", "float32", sequence)
     # The pipelines take the pooled output of a projecting encoder by its position, the first.
     if class_name == "CLIPTextModelWithProjection":
-        outputs = [GraphTensor("text_embeds", "float32", ("batch_size", _size(config, "projection_dim"))), last]
+        outputs = [GraphTensor("text_embeds", "float32", ("batch_size", size_of(config, "projection_dim"))), last]
     else:
         outputs = [last, GraphTensor("pooler_output", "float32", ("batch_size", width))]
     if hidden_states:
@@ -191,7 +177,7 @@ def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: boo
 def _image_encoder(config: Mapping[str, Any]) -> GraphSignature:
     outputs = []
     for number, projection in enumerate(config["projections"]):
-        dims = ("batch_size", _size(projection, "tokens"), _size(projection, "width"))
+        dims = ("batch_size", size_of(projection, "tokens"), size_of(projection, "width"))
         names = [IMAGE_TOKENS, *([NEGATIVE_IMAGE_TOKENS] if projection["kind"] == PLAIN else [])]
         outputs += [GraphTensor(f"{name}.{number}", "float32", dims) for name in names]
     return (_clip_pixels("pixel_values", config),), tuple(outputs)
@@ -203,47 +189,17 @@ def _safety_checker(config: Mapping[str, Any]) -> GraphSignature:
 
 
 def _clip_pixels(name: str, config: Mapping[str, Any]) -> GraphTensor:
-    side = _size(config, "image_size")
-    return GraphTensor(name, "float32", ("batch_size", _size(config, "num_channels"), side, side))
-
-
-def _unet(
-    config: Mapping[str, Any], text_embeds: int | None, control: bool, image_tokens: Sequence[int]
-) -> GraphSignature:
-    inputs = _denoiser_inputs(config, text_embeds, "unet")
-    if config.get("time_cond_proj_dim") is not None:
-        inputs.append(GraphTensor("timestep_cond", "float32", ("batch_size", _size(config, "time_cond_proj_dim"))))
-    if control:
-        inputs += [*_residuals(config, *CONTROL_INPUTS), *_intrablock_residuals(config)]
-    for number, tokens in enumerate(image_tokens):
-        inputs.append(GraphTensor(f"{IMAGE_TOKENS}.{number}", "float32", ("batch_size", tokens, _context(config))))
-        inputs.append(GraphTensor(f"{IMAGE_SCALE}.{number}", "float32", ("batch_size", 1)))
-    return tuple(inputs), (
-        GraphTensor("out_sample", "float32", ("batch_size", _size(config, "out_channels"), "height", "width")),
-    )
-
-
-def _denoiser_inputs(config: Mapping[str, Any], text_embeds: int | None, component: str) -> list[GraphTensor]:
-    """The inputs that a UNet and its ControlNet share."""
-    _refuse_foreign_unet(config, component)
-    latent = ("batch_size", _size(config, "in_channels"), "height", "width")
-    inputs = [
-        GraphTensor("sample", "float32", latent),
-        GraphTensor("timestep", "float32", ()),
-        GraphTensor("encoder_hidden_states", "float32", ("batch_size", "sequence_length", _context(config))),
-    ]
-    if config.get("addition_embed_type") == "text_time":
-        inputs += _added_conditions(config, text_embeds)
-    return inputs
+    side = size_of(config, "image_size")
+    return GraphTensor(name, "float32", ("batch_size", size_of(config, "num_channels"), side, side))
 
 
 def _controlnet(config: Mapping[str, Any]) -> GraphSignature:
-    outputs = _residuals(config, "down_block_res_samples", "mid_block_res_sample")
+    outputs = residuals(config, "down_block_res_samples", "mid_block_res_sample")
     # Each convolution of the image's embedding but the first and the last one halves it.
     factor = 2 ** (len(config["conditioning_embedding_out_channels"]) - 1)
-    image = ("batch_size", _size(config, "conditioning_channels"), f"height * {factor}", f"width * {factor}")
+    image = ("batch_size", size_of(config, "conditioning_channels"), f"height * {factor}", f"width * {factor}")
     inputs = [
-        *_denoiser_inputs(config, None, CONTROLNET),
+        *denoiser_inputs(config, None, CONTROLNET),
         GraphTensor("controlnet_cond", "float32", image),
         # A factor for each output: diffusers' one number for all, or those of its guess mode.
         GraphTensor("conditioning_scale", "float32", (len(outputs),)),
@@ -251,53 +207,8 @@ def _controlnet(config: Mapping[str, Any]) -> GraphSignature:
     return tuple(inputs), tuple(outputs)
 
 
-CONTROL_INPUTS = ("down_block_additional_residuals", "mid_block_additional_residual")
-"""A UNet's inputs that take a ControlNet's outputs: diffusers' names; the first ones are numbered."""
-INTRABLOCK_INPUTS = "down_intrablock_additional_residuals"
-"""A UNet's inputs that take a T2I-Adapter's features: diffusers' name; they are numbered."""
-
-
-def _residuals(config: Mapping[str, Any], down: str, mid: str) -> list[GraphTensor]:
-    """What skips from a UNet's way down to its way up, in order, and what leaves its mid block."""
-    channels, layers = config["block_out_channels"], config["layers_per_block"]
-    places = [(channels[0], 0)]
-    for level, width in enumerate(channels):
-        places += [(width, level)] * (layers[level] if isinstance(layers, list) else layers)
-        if level < len(channels) - 1:
-            places.append((width, level + 1))
-    last = len(channels) - 1
-    numbered = [_residual(f"{down}.{index}", *place) for index, place in enumerate(places)]
-    return [*numbered, _residual(mid, channels[-1], last)]
-
-
-def _intrablock_residuals(config: Mapping[str, Any]) -> list[GraphTensor]:
-    """Where diffusers' UNet adds the features of a T2I-Adapter, in order.
-
-    A block with attention takes one at its end, before it halves the image, any other one behind that. Adapters have
-    four features: a UNet of three levels, as SDXL's, takes the last one in its mid block.
-    """
-    channels, last = config["block_out_channels"], len(config["block_out_channels"]) - 1
-    places = [
-        (width, level if kind.startswith("CrossAttn") else min(level + 1, last))
-        for level, (width, kind) in enumerate(zip(channels, config["down_block_types"], strict=True))
-    ]
-    if len(places) < _FEATURES:
-        places.append((channels[-1], last))
-    return [_residual(f"{INTRABLOCK_INPUTS}.{index}", *place) for index, place in enumerate(places)]
-
-
-_FEATURES = 4
-
-
-def _residual(name: str, channels: int, level: int) -> GraphTensor:
-    """Each level but the first has half the height and width, rounded up."""
-    scale = 2**level
-    sides = [f"({side} + {scale - 1})//{scale}" if level else side for side in ("height", "width")]
-    return GraphTensor(name, "float32", ("batch_size", _positive(channels, "block_out_channels"), *sides))
-
-
 def _t2i_adapter(config: Mapping[str, Any]) -> GraphSignature:
-    channels, kind, factor = config["channels"], config["adapter_type"], _size(config, "downscale_factor")
+    channels, kind, factor = config["channels"], config["adapter_type"], size_of(config, "downscale_factor")
     if kind == "full_adapter_xl":  # only the third of its blocks halves the image
         halved = [int(index > 1) for index in range(len(channels))]
     elif kind == "light_adapter":  # one block more than widths
@@ -305,7 +216,7 @@ def _t2i_adapter(config: Mapping[str, Any]) -> GraphSignature:
         halved = list(range(len(channels)))
     else:
         halved = list(range(len(channels)))
-    image = ("batch_size", _size(config, "in_channels"), "sample_height", "sample_width")
+    image = ("batch_size", size_of(config, "in_channels"), "sample_height", "sample_width")
     outputs = []
     for index, (width, halvings) in enumerate(zip(channels, halved, strict=True)):
         scale = factor * 2**halvings
@@ -315,54 +226,20 @@ def _t2i_adapter(config: Mapping[str, Any]) -> GraphSignature:
     return (GraphTensor("sample", "float32", image),), tuple(outputs)
 
 
-def _refuse_foreign_unet(config: Mapping[str, Any], component: str) -> None:
-    allowed = {
-        "class_embed_type": (None,),
-        "num_class_embeds": (None,),
-        "encoder_hid_dim_type": (None,),
-        "addition_embed_type": (None, "text_time"),
-        "attention_type": (None, "default"),
-    }
-    for key, values in allowed.items():
-        if config.get(key) not in values:
-            raise BadModelError(
-                f"a UNet with {key} = {config[key]!r} takes inputs that Stable Diffusion pipelines do not feed",
-                component=component,
-                hint="sdort exports the UNets and ControlNets of SD 1.x, SD 2.x (inpainting too) and SDXL.",
-            )
-
-
-def _context(config: Mapping[str, Any]) -> int:
-    """The width of the text embeddings."""
-    width = config["cross_attention_dim"]
-    return _positive(width[0] if isinstance(width, list) and len(set(width)) == 1 else width, "cross_attention_dim")
-
-
-def _added_conditions(config: Mapping[str, Any], text_embeds: int | None) -> list[GraphTensor]:
-    """SDXL: the pooled text embedding and the size and crop numbers, which one linear layer takes side by side."""
-    width, total = _size(config, "addition_time_embed_dim"), _size(config, "projection_class_embeddings_input_dim")
-    # The base model takes six numbers, the refiner five.
-    count = 6 if text_embeds is None else (total - text_embeds) // width
-    return [
-        GraphTensor("text_embeds", "float32", ("batch_size", total - count * width)),
-        GraphTensor("time_ids", "float32", ("batch_size", count)),
-    ]
-
-
 def _vae_encoder(config: Mapping[str, Any]) -> GraphSignature:
     factor = vae_factor(config)
     latent = (f"sample_height / {factor}", f"sample_width / {factor}")
-    sample = ("batch_size", _size(config, "in_channels"), "sample_height", "sample_width")
+    sample = ("batch_size", size_of(config, "in_channels"), "sample_height", "sample_width")
     # The mean and the log-variance of every latent, side by side.
-    parameters = ("batch_size", 2 * _size(config, "latent_channels"), *latent)
+    parameters = ("batch_size", 2 * size_of(config, "latent_channels"), *latent)
     return (GraphTensor("sample", "float32", sample),), (GraphTensor("latent_parameters", "float32", parameters),)
 
 
 def _vae_decoder(config: Mapping[str, Any]) -> GraphSignature:
     factor = vae_factor(config)
-    latent = ("batch_size", _size(config, "latent_channels"), "latent_height", "latent_width")
+    latent = ("batch_size", size_of(config, "latent_channels"), "latent_height", "latent_width")
     pixels = (f"latent_height * {factor}", f"latent_width * {factor}")
-    sample = ("batch_size", _size(config, "out_channels"), *pixels)
+    sample = ("batch_size", size_of(config, "out_channels"), *pixels)
     return (GraphTensor("latent_sample", "float32", latent),), (GraphTensor("sample", "float32", sample),)
 
 
@@ -370,13 +247,3 @@ _VAE: dict[str, Callable[[Mapping[str, Any]], GraphSignature]] = {
     ENCODER: _vae_encoder,
     DECODER: _vae_decoder,
 }
-
-
-def _size(config: Mapping[str, Any], key: str) -> int:
-    return _positive(config[key], key)
-
-
-def _positive(value: Any, key: str) -> int:
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise ValueError(f"{key} = {value!r}")
-    return value

@@ -12,14 +12,13 @@ from sdort.exporter.checkpoint import has_weights
 from sdort.exporter.replacements import Replacements
 from sdort.exporter.source import LONE, Source, entry_of, read_source
 from sdort.exporter.vae_parts import read_vae
+from sdort.families import sd1
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
 from sdort.pipelines.checkpoints.control_file import read_control_file
 from sdort.pipelines.checkpoints.pipeline_files import write_config, write_pipeline_files
-from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import SingleFile, read_single_file
 from sdort.pipelines.configs import INDEX, read_config
-from sdort.pipelines.weight_names import SD1
 from sdort.tables import counted
 
 
@@ -40,7 +39,7 @@ def single_file_source(path: Path, folder: Path, replaced: Replacements) -> Sour
     write_pipeline_files(file, folder)
     _tell_lacks(file.lacks, replaced, file.path.name)
     index = read_config(folder / INDEX)
-    return Source(path.name, folder, index, tensors=file.tensors, vae=file.release.vae, file=path)
+    return Source(path.name, folder, index, tensors=file.tensors, vae=file.family.vae, file=path)
 
 
 def _check_vocabulary(file: SingleFile) -> None:
@@ -69,7 +68,7 @@ def _with_configs(file: SingleFile, configs: Source, replaced: Replacements) -> 
     if unnamed := [name for name in file.tensors if not entry_of(index, name)]:
         parts = " and ".join(f"a {name}" for name in unnamed)
         warn(f"{file.path.name} has {parts} that {configs.folder} does not name, and that is not exported")
-    return Source(configs.name, configs.folder, index, tensors=file.tensors, vae=file.release.vae, file=file.path)
+    return Source(configs.name, configs.folder, index, tensors=file.tensors, vae=file.family.vae, file=file.path)
 
 
 def control_source(path: Path, folder: Path) -> Source:
@@ -101,7 +100,7 @@ def vae_source(path: Path, folder: Path) -> Source:
     Raises:
         BadModelError: it is broken.
     """
-    usual = RELEASES[SD1].vae
+    usual = sd1.FAMILY.vae
     vae = read_vae(path, folder, usual)
     if path.is_file() and vae.class_name == "AutoencoderKL":
         say(
@@ -116,7 +115,7 @@ def vae_source(path: Path, folder: Path) -> Source:
 def _describe(file: SingleFile, replaced: Replacements) -> str:
     """``model.safetensors: SD 2.x; prediction type epsilon; its averaged weights (EMA) are not read``."""
     variant = f" ({file.variant})" if file.variant else ""
-    parts = [f"{file.path.name}: {file.release.name}{variant}"]
+    parts = [f"{file.path.name}: {file.family.name}{variant}"]
     if not replaced.config:
         kind = file.prediction.kind
         other = next(name for name in ("epsilon", "v_prediction") if name != kind)

@@ -12,7 +12,8 @@ import transformers
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.exporter.signatures import CONCEPTS, INTRABLOCK_INPUTS, ComponentSpec
+from sdort.exporter.signatures import CONCEPTS, ComponentSpec
+from sdort.families.unet_signature import INTRABLOCK_INPUTS
 from sdort.model.component_names import (
     CLIP_SKIP,
     CONCEPT_SCORES,

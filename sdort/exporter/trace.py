@@ -20,8 +20,9 @@ from sdort.errors import BadModelError, SdortError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
-from sdort.exporter.signatures import ComponentSpec, GraphDim, GraphTensor, evaluate_dim
+from sdort.exporter.signatures import ComponentSpec, evaluate_dim
 from sdort.exporter.template import Trace
+from sdort.families.graph_tensor import GraphDim, GraphTensor
 from sdort.machine.version import __version__
 from sdort.model.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
 from sdort.model.vae_levels import vae_factor

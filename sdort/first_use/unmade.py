@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 from sdort.errors import UsageError
 from sdort.exporter.signatures import ComponentSpec
+from sdort.families.family import Family
+from sdort.families.known_families import family_of
 from sdort.generation.control_plan import no_control
 from sdort.model.component_names import CONTROLS, DECODER
-from sdort.pipelines.families import Family, family_of
 
 
 @dataclass(frozen=True)

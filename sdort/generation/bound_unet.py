@@ -22,7 +22,7 @@ from sdort.generation.prepared_inputs import (
 )
 from sdort.generation.step_conditions import StepConditions
 from sdort.model.signature import Array, HasInputs, static_size, timestep_shape
-from sdort.pipelines.families import Conditioning
+from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.session import UNRECORDED, Session
 from sdort.runtime.step_split import SAMPLE, TIMESTEP
 from sdort.workload.residuals import zero_residuals

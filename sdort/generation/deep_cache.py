@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from sdort.families.unet import UNET
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
 from sdort.generation.step_conditions import StepConditions
-from sdort.model.component_names import UNET
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.deep_cut import check_depth, hidden_states
@@ -38,7 +38,7 @@ def check_deep_cache(folder: PipelineFolder, request: Request) -> None:
         return
     folders = [folder, open_refiner(request.refiner, folder)] if request.refiner else [folder]
     for each in folders:
-        check_depth(each.file(UNET).derived(_skip_connections), request.deep_cut, UNET)
+        check_depth(each.file(UNET.component).derived(_skip_connections), request.deep_cut, UNET.component)
 
 
 def _skip_connections(file: ComponentFile) -> int:

@@ -30,7 +30,7 @@ from sdort.generation.preview import BatchPreviews
 from sdort.generation.recurrence import Recurrence
 from sdort.generation.step_conditions import StepConditions
 from sdort.model.signature import Array
-from sdort.pipelines.families import Conditioning
+from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
 

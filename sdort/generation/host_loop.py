@@ -22,7 +22,7 @@ from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
 from sdort.generation.step_conditions import StepConditions
 from sdort.model.signature import Array, timestep_shape
-from sdort.pipelines.families import Conditioning
+from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.session import Session
 from sdort.workload.residuals import zero_residuals
 

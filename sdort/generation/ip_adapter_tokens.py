@@ -18,7 +18,7 @@ from sdort.generation.record import IpAdapterRecord
 from sdort.model.component_names import IMAGE_ENCODER, IMAGE_SCALE, IMAGE_TOKENS, NEGATIVE_IMAGE_TOKENS
 from sdort.model.signature import Array, TensorSpec
 from sdort.pipelines.clip_processing import usual_processing
-from sdort.pipelines.families import Conditioning
+from sdort.pipelines.conditioning import Conditioning
 from sdort.pipelines.folder import PipelineFolder
 from sdort.workload.image_inputs import count_images, image_inputs
 

@@ -49,8 +49,8 @@ from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.onnx_io.component_file import ComponentFile
+from sdort.pipelines.conditioning import Conditioning, at_size, condition, encoder_outputs, scored
 from sdort.pipelines.content_check import checked
-from sdort.pipelines.families import Conditioning
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import LOW
 from sdort.providers.provider import Provider
@@ -617,14 +617,14 @@ class TextToImage:
             parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in of_any]
         width = condition_width(self.sessions.get("unet") or self.folder.file("unet").signature)
         scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
-        condition = self.folder.family.condition
-        conditions = {texts: condition(part, size) | scale for texts, part in parts.items()}
+        made_of = partial(condition, self.folder.family)
+        conditions = {texts: made_of(part, size) | scale for texts, part in parts.items()}
         blank = ("",) * len(self.tokenizers)
         same_length(
             list(conditions.values()),
             reader.tokens,
             reader.fixed,
-            lambda: condition(encode({blank: "prompt"})[blank], size),
+            lambda: made_of(encode({blank: "prompt"})[blank], size),
         )
         return conditions
 
@@ -643,7 +643,7 @@ class TextToImage:
         """
         family = self.folder.family
         of_negative, of_prompt = (
-            {texts: family.scored(family.at_size(each, size), score) | image for texts, each in encoded.items()}
+            {texts: scored(family, at_size(family, each, size), score) | image for texts, each in encoded.items()}
             for score, image in beside
         )
         return [
@@ -695,7 +695,7 @@ class TextToImage:
         found = {}
         for encoder in self.folder.family.encoders:
             names = self._outputs(encoder.component)
-            found[encoder.component] = encoder.outputs(names, self.folder.config(encoder.component), clip_skip)
+            found[encoder.component] = encoder_outputs(encoder, names, self.folder.config(encoder.component), clip_skip)
         return found
 
     def _encode(

@@ -16,12 +16,12 @@ import numpy as np
 
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.number_ranges import PREVIEW_EVERY, check_fields
+from sdort.families.family import Latents
 from sdort.generation.images import to_image
 from sdort.model.component_names import DECODER
 from sdort.model.signature import Array, static_size
 from sdort.onnx_io.components import find_components
 from sdort.pipelines.configs import read_component_config
-from sdort.pipelines.families import Family
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -153,12 +153,13 @@ def make_decode(
     place = vae or (own if own.is_dir() else None)
     if place is not None:
         return _vae_decode(place, channels, provider, options)
-    if channels != 4:
+    sums = folder.family.latents
+    if channels != len(sums.preview_factors):
         raise UsageError(
             f"there are no previews of latents with {channels} channels",
             hint="Give a small VAE that was exported for them: --preview-vae DIR.",
         )
-    factors, bias = _linear(folder.family)
+    factors, bias = _linear(sums)
     return lambda latents: np.einsum("nchw,cr->nrhw", latents, factors) + bias[:, None, None]
 
 
@@ -187,6 +188,6 @@ def _session_decode(session: Session, name: str, scaling_factor: float) -> Decod
     return decode
 
 
-def _linear(family: Family) -> tuple[Array, Array]:
-    """Red, green and blue of each channel of scaled latents [4, 3], and what is added [3]."""
-    return np.asarray(family.preview_factors, np.float32), np.asarray(family.preview_bias, np.float32)
+def _linear(latents: Latents) -> tuple[Array, Array]:
+    """Red, green and blue of each channel of scaled latents [channels, 3], and what is added [3]."""
+    return np.asarray(latents.preview_factors, np.float32), np.asarray(latents.preview_bias, np.float32)

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from sdort.pipelines.clip_tokenizer import BOS, EOS
+from sdort.families.family import BOS, EOS
 from sdort.pipelines.configs import read_config
 from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from sdort.console import say
 from sdort.errors import UsageError
-from sdort.pipelines.families import REFINER, SDXL
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.samplers.sampler import Sampler
 
@@ -24,13 +23,13 @@ def open_refiner(path: Path, base: PipelineFolder) -> PipelineFolder:
         UsageError: it is for other latents, or predicts something else.
     """
     folder = open_folder(path)
-    pair = base.family.name, folder.family.name
-    if base.family is REFINER:
+    pair = base.family.title, folder.family.title
+    if base.family.aesthetic:
         raise UsageError(
             f"{base.path} is SDXL's refiner itself",
             hint=f"Give SDXL's base first: sdort run BASE --refiner {base.path}",
         )
-    if base.family is not folder.family and (base.family, folder.family) != (SDXL, REFINER):
+    if base.family.name not in (folder.family.name, folder.family.refines):
         raise UsageError(
             f"--refiner {path} is of {pair[1]}, and {base.path} of {pair[0]}: their latents differ",
             hint="Take a refiner of the same family.",

@@ -39,6 +39,7 @@ from sdort.errors.number_ranges import (
     check_fields,
 )
 from sdort.errors.plain_text import cut
+from sdort.families.family import Family
 from sdort.generation.control_choice import Control
 from sdort.generation.image_noise import ImageSeed
 from sdort.generation.image_sizes import size_from
@@ -51,7 +52,7 @@ from sdort.generation.schedulers import SchedulerOptions, load_sampler
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import HasInputs, static_size
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.families import Family
+from sdort.pipelines.conditioning import encoder_outputs
 from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
 from sdort.runtime.deep_cut import DEPTH
@@ -447,7 +448,7 @@ def check_prompts(folder: PipelineFolder, request: Request) -> None:
     """
     for encoder in folder.family.encoders if request.clip_skip > 1 else ():
         names = list(folder.file(encoder.component).signature.outputs)
-        encoder.outputs(names, folder.config(encoder.component), request.clip_skip)
+        encoder_outputs(encoder, names, folder.config(encoder.component), request.clip_skip)
     given = next((name for name in ("prompt_2", "negative_prompt_2") if getattr(request, name)), None)
     if given and len(folder.family.encoders) < 2:
         raise UsageError(
@@ -560,14 +561,14 @@ def check_inputs(unet: HasInputs, family: Family) -> None:
     if extra or missing:
         what = f"needs {', '.join(extra)}" if extra else f"has no input {', '.join(missing)}"
         raise BadModelError(
-            f"the UNet {what}: it is not one of {family.name}",
+            f"the UNet {what}: it is not one of {family.title}",
             component="unet",
             hint="Other families can be optimized, and benched by component, but not run yet.",
         )
-    numbers = static_size(unet.inputs["time_ids"].shape, 1) if family.size_conditioning else None
-    if numbers not in (None, family.size_numbers):
+    numbers = static_size(unet.inputs["time_ids"].shape, 1) if family.sizes else None
+    if numbers not in (None, len(family.sizes)):
         raise BadModelError(
-            f"the UNet takes {numbers} numbers as time_ids, not the {family.size_numbers} of {family.name}",
+            f"the UNet takes {numbers} numbers as time_ids, not the {len(family.sizes)} of {family.title}",
             component="unet",
             hint="A base has both text encoders, a refiner the second one alone: export the whole pipeline.",
         )

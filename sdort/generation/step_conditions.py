@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sdort.pipelines.families import Conditioning
+from sdort.pipelines.conditioning import Conditioning
 
 Copies = Sequence[Conditioning]
 """Conditioning of an image's samples, arrays [1, ...]: of the negative prompt, if any, then of the prompt's parts."""

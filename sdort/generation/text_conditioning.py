@@ -27,7 +27,7 @@ from sdort.console import detail, warn
 from sdort.generation.prompt_chunks import MAX_CHUNKS, Chunk, Tokenizer, Vocabulary, WeightedToken, divide
 from sdort.generation.prompt_syntax import read_prompt
 from sdort.model.signature import Array, TensorSpec, static_size
-from sdort.pipelines.families import Conditioning
+from sdort.pipelines.conditioning import Conditioning
 
 MAX_REPEATED = 12
 """Chunks up to which prompts are repeated, where the longest has fewer: those of 3 and 4, of 2, 4 and 6; 924 tokens."""

@@ -3,8 +3,6 @@ outputs that are sdort's own."""
 
 from __future__ import annotations
 
-TEXT_ENCODERS = ("text_encoder", "text_encoder_2")
-UNET = "unet"
 ENCODER, DECODER = "vae_encoder", "vae_decoder"
 CONTROLNET, T2I_ADAPTER = "controlnet", "t2i_adapter"
 CONTROLS = (CONTROLNET, T2I_ADAPTER)
@@ -13,8 +11,6 @@ IMAGE_ENCODER = "image_encoder"
 """Makes the image tokens of IP-Adapters: CLIP's vision model, and the adapters' projections."""
 SAFETY_CHECKER = "safety_checker"
 """Judges images: CLIP's vision model, and the concepts that it compares an image with."""
-COMPONENTS = (*TEXT_ENCODERS, UNET, ENCODER, DECODER, *CONTROLS, IMAGE_ENCODER, SAFETY_CHECKER)
-"""Every component that a pipeline may have, in the order in which ``sdort export`` writes them."""
 CLIP_PIXELS = "clip_input"
 """A safety checker's input, float [B, channels, side, side]: images as ``CLIPImageProcessor`` makes them; the name is
 that of diffusers."""

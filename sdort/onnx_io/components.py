@@ -13,16 +13,9 @@ from onnx import TensorProto
 
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
+from sdort.families.known_families import COMPONENTS
 from sdort.machine.model_folder import check_model_folder
-from sdort.model.component_names import (
-    COMPONENTS,
-    CONTROLNET,
-    DECODER,
-    ENCODER,
-    IMAGE_ENCODER,
-    SAFETY_CHECKER,
-    T2I_ADAPTER,
-)
+from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.model.operator import Category
 from sdort.model.safety_signature import safety_kind
 from sdort.onnx_io.check_tensors import type_name

@@ -6,7 +6,8 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-BOS, EOS = "<|startoftext|>", "<|endoftext|>"
+from sdort.families.family import BOS, EOS
+
 LENGTH = 77
 """Tokens of a prompt, with its begin and end."""
 

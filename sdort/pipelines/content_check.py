@@ -16,11 +16,11 @@ from pathlib import Path
 
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, OutputError, UsageError
+from sdort.families.known_families import COMPONENTS
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.input_file import open_input
 from sdort.machine.model_folder import check_own_file
 from sdort.machine.phases import phase
-from sdort.model.component_names import COMPONENTS
 from sdort.onnx_io.component_file import file_identity
 from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
 from sdort.pipelines.own_files import SMALL, ListedFile, listed_files

@@ -15,6 +15,8 @@ import numpy.typing as npt
 from sdort.errors import BadModelError
 from sdort.errors.number_ranges import HEIGHT, WIDTH
 from sdort.errors.plain_text import one_line
+from sdort.families.family import Family
+from sdort.families.known_families import family_of
 from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.model.safety_signature import SafetyKind, safety_kind
@@ -26,7 +28,6 @@ from sdort.onnx_io.derived import Derived
 from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rules
 from sdort.pipelines.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
-from sdort.pipelines.families import Family, family_of
 from sdort.pipelines.wrong_input import HUB_ID, expect_onnx
 
 _LONGEST_NAME = 200
@@ -107,7 +108,7 @@ class PipelineFolder:
         it."""
         index = optional_config(self.path / INDEX, PIPELINE_INDEX)
         usual = self.family.empty_is_zero
-        return self.family.size_conditioning and bool(index.get("force_zeros_for_empty_prompt", usual))
+        return bool(self.family.sizes) and bool(index.get("force_zeros_for_empty_prompt", usual))
 
     @property
     def default_size(self) -> tuple[int, int]:
@@ -149,7 +150,7 @@ class PipelineFolder:
     @cached_property
     def vae(self) -> dict[str, Any]:
         """The autoencoder's config, as optimum or diffusers place it, or what it is in that family."""
-        usual = {"scaling_factor": self.family.scaling_factor}
+        usual = {"scaling_factor": self.family.latents.scaling_factor}
         config = usual | (self.config(DECODER) or self.config("vae"))
         config["block_out_channels"] = decoder_widths(config)
         if problem := next(latent_rules(config), None):

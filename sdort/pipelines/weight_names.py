@@ -13,6 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
+from sdort.families import sd1, sd2, sdxl, sdxl_refiner
+from sdort.families.known_families import FAMILIES
+from sdort.families.unet import EDITING, INPAINTING, UNET
+
 Shapes = Mapping[str, Sequence[int]]
 """The shapes of a file's tensors by name."""
 
@@ -45,10 +49,9 @@ class Kind(Enum):
     UNKNOWN = "unknown"
 
 
-SD1, SD2, SDXL, REFINER = "SD 1.x", "SD 2.x", "SDXL", "SDXL refiner"
-FAMILY_OF_WIDTH = {768: SD1, 1024: SD2, 2048: SDXL, 1280: REFINER}
+SD1, SD2, SDXL, REFINER = sd1.FAMILY.name, sd2.FAMILY.name, sdxl.FAMILY.name, sdxl_refiner.FAMILY.name
+FAMILY_OF_WIDTH = {family.context_width: family.name for family in FAMILIES.values() if family.denoiser is UNET}
 """Family by the width of the text encoders' output, which the UNet attends to."""
-INPAINTING, EDITING = "inpainting", "instruct-pix2pix"
 LATENTS = 4
 """Channels of the latents of all of these families."""
 

@@ -14,8 +14,8 @@ import onnx
 
 from sdort.console import detail, warn
 from sdort.errors import BadModelError, SdortError
+from sdort.families.unet import UNET
 from sdort.machine.distributions import import_onnxruntime
-from sdort.model.component_names import UNET
 from sdort.model.domains import OWN_DOMAIN
 from sdort.model.signature import Array, TensorSpec, cast_feeds
 from sdort.onnx_io.component_file import copied, declared_inputs, read_component
@@ -474,7 +474,7 @@ def _prepare_start(
     if splits and graph is not None:
         split = split_step(graph)
     start = _Start(place, options, tuned, severity, optimization)
-    if options.deep_cut and component == UNET:
+    if options.deep_cut and component == UNET.component:
         step = split.step if split else graph or read_component(path, component).copy()
         taken = split.inputs if split else declared_inputs(step)
         return partial(_start_cut, cut_deep(step, options.deep_cut, component), split, taken, start)

@@ -9,9 +9,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.known_families import FAMILIES
 from sdort.model.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
-from sdort.pipelines.families import SIZE_NUMBERS
 from sdort.workload.image_inputs import image_inputs, is_image_scale
 from sdort.workload.residuals import IMAGE, SCALES, is_residual
 from sdort.workload.samples import (
@@ -67,6 +67,10 @@ def cases(
 
 _CLIP_VISION = (IMAGE_ENCODER, SAFETY_CHECKER)
 """Components that look at an image of one size."""
+
+
+_SIZE_NUMBERS = next(len(family.sizes) for family in FAMILIES.values() if family.sizes)
+"""Where a model does not say how many numbers of sizes it takes."""
 
 
 def _has_own_size(component: str) -> bool:
@@ -148,7 +152,7 @@ def _input(case: Case, spec: TensorSpec, inputs: Mapping[str, TensorSpec], chann
     if rank == 4:
         shape[1] = shape[1] or channels
     if spec.name == "time_ids":
-        shape[1] = shape[1] or SIZE_NUMBERS
+        shape[1] = shape[1] or _SIZE_NUMBERS
     per_sample = spec.name == "timestep" and rank == 1 and timestep_shape(inputs, 2) == (2,)
     names = tuple(size if isinstance(size, str) else None for size in spec.shape) if follows(spec.name) else ()
     return Input(spec.name, spec.dtype, tuple(shape), per_sample=per_sample, names=names)

@@ -20,18 +20,20 @@ from sdort.exporter.ip_adapters import IpAdapterFiles, _find_encoder, _hint, _mi
 from sdort.exporter.manifest import copy_processors, write_index
 from sdort.exporter.open_source import _refuse_file_options
 from sdort.exporter.replacements import Replacements, _check_fit, _with_scheduler
-from sdort.exporter.signatures import GraphTensor, describe_component
+from sdort.exporter.signatures import describe_component
 from sdort.exporter.single_source import _check_vocabulary, _describe, _tell_lacks
 from sdort.exporter.source import Source, _is_exported, entry_of, read_source
 from sdort.exporter.trace_cache import TraceCache
 from sdort.exporter.vae_parts import VaePart, holds_vae, read_vae
+from sdort.families.graph_tensor import GraphTensor
+from sdort.families.known_families import FAMILIES
+from sdort.families.unet import INPAINTING
 from sdort.model.weights import Stored
 from sdort.pipelines.adapters.ip_adapter_file import IpAdapter
 from sdort.pipelines.checkpoints.clip_vision import ImageEncoder
 from sdort.pipelines.checkpoints.prediction import Prediction
-from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import SingleFile
-from sdort.pipelines.weight_names import INPAINTING, SD2, SDXL
+from sdort.pipelines.weight_names import SD2, SDXL
 
 INDEX = {
     "_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"],
@@ -185,7 +187,7 @@ def test_what_is_said_of_a_single_file(
     words: str,
 ) -> None:
     file = SingleFile(
-        Path("b/a.safetensors"), RELEASES[SD2], variant, prediction, unread=unread, has_ema=ema is not None
+        Path("b/a.safetensors"), FAMILIES[SD2], variant, prediction, unread=unread, has_ema=ema is not None
     )
     assert _describe(file, Replacements(config=config, ema=bool(ema))) == words
 
@@ -215,7 +217,7 @@ def test_what_a_file_lacks_is_told(
 
 @pytest.mark.parametrize(("size", "taken"), [(49408, True), (49409, True), (49407, False)])
 def test_a_files_vocabulary_has_clips_tokens(size: int, taken: bool) -> None:
-    file = SingleFile(Path("a"), RELEASES[SDXL], None, Prediction("epsilon"))
+    file = SingleFile(Path("a"), FAMILIES[SDXL], None, Prediction("epsilon"))
     file.configs = {"unet": {}, "text_encoder": {"vocab_size": 49408}, "text_encoder_2": {"vocab_size": size}}
     if taken:
         _check_vocabulary(file)

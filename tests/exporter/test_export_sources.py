@@ -21,9 +21,9 @@ from sdort.exporter.ip_adapters import IpAdapterFiles
 from sdort.exporter.replacements import MadeWith, Replacements, replace_parts
 from sdort.exporter.source import Source, check_processors, read_source
 from sdort.exporter.vae_parts import VaePart, read_vae
+from sdort.families.known_families import FAMILIES
 from sdort.machine.subprocesses import WorkerError
 from sdort.pipelines.checkpoints.prediction import Prediction
-from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import SingleFile
 from sdort.pipelines.tokenizer_files import TABLES
 from sdort.pipelines.weight_names import SD1, SDXL, Kind
@@ -271,7 +271,7 @@ def test_an_autoencoder_in_the_place_of_another(
 
 def single(*parts: str) -> SingleFile:
     """A file of SDXL with these of its components."""
-    file = SingleFile(Path("a/b.safetensors"), RELEASES[SDXL], None, Prediction("epsilon"))
+    file = SingleFile(Path("a/b.safetensors"), FAMILIES[SDXL], None, Prediction("epsilon"))
     file.tensors = {"unet": {}, **{part: {} for part in parts}}
     return file
 
@@ -301,7 +301,7 @@ def test_a_single_file_as_a_source(config: Path | None, tmp_path: Path, monkeypa
         ("_tell_lacks", lacks, replaced, "b.safetensors"),
     ]  # fmt: skip
     assert (found.name, found.folder, found.index) == ("b.safetensors", tmp_path, {"_class_name": "P"})
-    assert (found.tensors, found.vae) == (file.tensors, RELEASES[SDXL].vae)
+    assert (found.tensors, found.vae) == (file.tensors, FAMILIES[SDXL].vae)
 
 
 @pytest.mark.parametrize("has", [(), ("vae",), ("vae", "text_encoder_2"), ("text_encoder", "text_encoder_2", "vae")])
@@ -326,7 +326,7 @@ def test_what_a_file_lacks_comes_from_a_folder(
     assert configs.index == index
     taken = [f"{name}: from {tmp_path}" for name in parts if name not in has and name in beside]
     assert said == [*taken, ("lacks", lost, replaced, "b.safetensors")]
-    assert (found.name, found.folder, found.vae) == ("n", tmp_path, RELEASES[SDXL].vae)
+    assert (found.name, found.folder, found.vae) == ("n", tmp_path, FAMILIES[SDXL].vae)
     assert found.tensors == single(*has).tensors
 
 
@@ -386,7 +386,7 @@ def test_an_autoencoder_as_a_source(
     part = VaePart(class_name, tmp_path / "f" / "vae", {}, weights)  # type: ignore[arg-type]
     monkeypatch.setattr(single_source, "read_vae", stub(calls, "read", part))
     found = single_source.vae_source(path, tmp_path / "s")
-    assert calls == [("read", path, tmp_path / "s", RELEASES[SD1].vae)]
+    assert calls == [("read", path, tmp_path / "s", FAMILIES[SD1].vae)]
     index = {"_class_name": class_name, "vae": ["diffusers", class_name]}
     assert (found.name, found.folder, found.index) == ("v", tmp_path / "f", index)
     assert (found.part("vae"), found.tensors) == (tmp_path / "f" / "vae", {"vae": weights})

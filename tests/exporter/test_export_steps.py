@@ -23,8 +23,9 @@ from sdort.exporter.ip_adapters import IpAdapterFiles, _refuse_refiner, add_ip_a
 from sdort.exporter.manifest import ExportedComponent, ExportReport, write_manifest
 from sdort.exporter.new_words import AddedWord
 from sdort.exporter.replacements import MadeWith, Replacements
-from sdort.exporter.signatures import ComponentSpec, GraphTensor
+from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.source import AppliedIpAdapter, Source
+from sdort.families.graph_tensor import GraphTensor
 from sdort.model.weights import Inline
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_file import Adapter, Unmatched

@@ -11,7 +11,8 @@ from support import published_configs as published
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.component_configs import normalise
 from sdort.exporter.export_options import DEFAULT_OPSET, StaticSize, check_options
-from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, GraphTensor, at_size, describe_component
+from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, at_size, describe_component
+from sdort.families.graph_tensor import GraphTensor
 
 UNET = published.SD1
 SIZES = {"batch_size": 2, "sequence_length": 77, "height": 13, "width": 22}

@@ -17,7 +17,7 @@ from onnx import TensorProto, helper
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter import torch_modules, trace_cache
 from sdort.exporter.casts import _dtypes
-from sdort.exporter.signatures import ComponentSpec, GraphTensor
+from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import DATA_NAME, Template, TemplateBlob, _absent_weights, _check_nodes, _check_regions
 from sdort.exporter.torch_modules import _attend, _keywords
 from sdort.exporter.trace import (
@@ -30,6 +30,7 @@ from sdort.exporter.trace import (
     _weightless,
 )
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.graph_tensor import GraphTensor
 from sdort.machine.version import __version__
 
 USUAL = {

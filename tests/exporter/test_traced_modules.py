@@ -12,8 +12,9 @@ import torch
 
 from sdort.errors import BadModelError
 from sdort.exporter import torch_modules
-from sdort.exporter.signatures import ComponentSpec, GraphTensor
+from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.torch_modules import allocate, build_module, parameters
+from sdort.families.graph_tensor import GraphTensor
 
 
 def tensors(*names: str) -> tuple[GraphTensor, ...]:

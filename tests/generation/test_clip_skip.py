@@ -12,11 +12,13 @@ from support.pipelines import Exported, export_family, trace_folder
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
+from sdort.families.sd1 import FAMILY as SD1
+from sdort.families.sdxl import FAMILY as SDXL
 from sdort.first_use.command import run
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request
 from sdort.optimizer.command import optimize
-from sdort.pipelines.families import SDXL, STABLE_DIFFUSION
+from sdort.pipelines.conditioning import encoder_outputs
 from sdort.providers.runtime_options import RuntimeOptions
 
 PROMPT = "a red cat"
@@ -88,10 +90,11 @@ def test_sdxl_begins_with_the_penultimate_layer() -> None:
     names = ["text_embeds", *(f"hidden_states.{index}" for index in range(13))]
     for encoder in SDXL.encoders:
         layers = [
-            encoder.outputs(names, {"num_hidden_layers": 12}, skip)["encoder_hidden_states"] for skip in (1, 2, 3)
+            encoder_outputs(encoder, names, {"num_hidden_layers": 12}, skip)["encoder_hidden_states"]
+            for skip in (1, 2, 3)
         ]
         assert layers == ["hidden_states.11", "hidden_states.11", "hidden_states.10"]
         with pytest.raises(UsageError, match="it has 12 layers"):
-            encoder.outputs(names, {"num_hidden_layers": 12}, 13)
-    [encoder] = STABLE_DIFFUSION.encoders
-    assert encoder.outputs(["last_hidden_state"], {}) == {"encoder_hidden_states": "last_hidden_state"}
+            encoder_outputs(encoder, names, {"num_hidden_layers": 12}, 13)
+    [encoder] = SD1.encoders
+    assert encoder_outputs(encoder, ["last_hidden_state"], {}) == {"encoder_hidden_states": "last_hidden_state"}

@@ -19,13 +19,13 @@ from support.tiny_pipeline import SCHEDULER, Tiny
 import sdort
 from sdort.console import NORMAL, set_verbosity
 from sdort.errors import UsageError
+from sdort.families.sdxl import FAMILY as SDXL
 from sdort.generation import preview_display
 from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.generation.preview import PREVIEW_VAE, BatchPreviews, Preview, Previewer, make_decode
 from sdort.generation.terminal_picture import draw
 from sdort.machine import terminal
 from sdort.machine.terminal import Graphics, graphics_of, terminal_graphics
-from sdort.pipelines.families import SDXL
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
@@ -105,7 +105,7 @@ def test_latents_are_decoded_by_sums_or_by_a_vae(tiny: Tiny, tmp_path: Path) -> 
     options, plain = RuntimeOptions("cpu"), open_folder(tiny.onnx)
     latents = np.random.default_rng(0).normal(size=(2, 4, 3, 5)).astype(np.float32)
     xl = PipelineFolder(plain.path, {**plain.models, "text_encoder_2": plain.models["text_encoder"]})
-    expected = latents[1, :, 2, 4] @ np.asarray(SDXL.preview_factors) + SDXL.preview_bias
+    expected = latents[1, :, 2, 4] @ np.asarray(SDXL.latents.preview_factors) + SDXL.latents.preview_bias
     np.testing.assert_allclose(make_decode(xl, 4, None, CPU, options)(latents)[1, :, 2, 4], expected, rtol=1e-5)
     with pytest.raises(UsageError, match="there are no previews of latents with 16 channels"):
         make_decode(plain, 16, None, CPU, options)

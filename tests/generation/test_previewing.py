@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdort.families.family import Latents
 from sdort.generation import preview as preview_module
 from sdort.generation import preview_display
 from sdort.generation.preview import BatchPreviews, Preview, Previewer, PreviewOptions, make_decode
@@ -201,8 +202,8 @@ def test_a_preview_is_of_the_guided_prediction_of_the_first_copy(prediction: str
 def test_sums_of_channels_are_the_familys_and_a_vae_has_its_own_scale(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    factors = np.arange(12.0).reshape(4, 3)
-    family = SimpleNamespace(preview_factors=factors, preview_bias=(10.0, 20.0, 30.0))
+    factors: Any = np.arange(12.0).reshape(4, 3)
+    family = SimpleNamespace(latents=Latents(1.0, preview_factors=factors, preview_bias=(10.0, 20.0, 30.0)))
     folder: Any = SimpleNamespace(path=tmp_path, family=family)
     latents = np.random.default_rng(0).normal(size=(2, 4, 2, 3)).astype(np.float32)
     found = make_decode(folder, 4, None, CPU, OPTIONS)(latents)
@@ -229,10 +230,10 @@ def test_the_vae_that_is_asked_for_stands_before_the_pipelines_own(
     own: bool, asked: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: list[Path] = []
+    sums = Latents(1.0, preview_factors=((0.0, 0.0, 0.0),) * 4)
     monkeypatch.setattr(preview_module, "_vae_decode", lambda place, *_: taken.append(place))
     if own:
         (tmp_path / "preview_vae").mkdir()
-    folder: Any = SimpleNamespace(path=tmp_path, family=SimpleNamespace(name="none"))
-    monkeypatch.setattr(preview_module, "_linear", lambda _: (np.zeros((4, 3)), np.zeros(3)))
+    folder: Any = SimpleNamespace(path=tmp_path, family=SimpleNamespace(latents=sums))
     make_decode(folder, 4, tmp_path / "asked" if asked else None, CPU, OPTIONS)
     assert taken == ([tmp_path / "asked"] if asked else [tmp_path / "preview_vae"] if own else [])

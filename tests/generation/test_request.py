@@ -13,6 +13,11 @@ from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.number_ranges import RANGES
+from sdort.families.family import Encoder
+from sdort.families.sd1 import FAMILY as SD1
+from sdort.families.sdxl import FAMILY as SDXL
+from sdort.families.sdxl_refiner import FAMILY as REFINER
+from sdort.generation import request as request_module
 from sdort.generation.image_noise import ImageSeed
 from sdort.generation.input_image import InputImage
 from sdort.generation.request import (
@@ -28,7 +33,6 @@ from sdort.generation.request import (
     inpainting_channels,
 )
 from sdort.model.signature import TensorSpec
-from sdort.pipelines.families import REFINER, SDXL, STABLE_DIFFUSION
 
 
 def grey(height: int, width: int, level: int = 255, name: str = "photo.png") -> InputImage:
@@ -289,7 +293,7 @@ def test_each_prompt_has_its_own_texts_or_the_one_of_all() -> None:
 
 
 def folder(
-    *, sample: tuple[Any, ...] = ("N", 4, "H", "W"), family: Any = STABLE_DIFFUSION,
+    *, sample: tuple[Any, ...] = ("N", 4, "H", "W"), family: Any = SD1,
     default: tuple[int, int] = (96, 64), factor: int = 8, latents: int = 4,
     models: tuple[str, ...] = ("unet", "vae_encoder"), inputs: Any = None,
 ) -> Any:  # fmt: skip
@@ -381,13 +385,14 @@ def test_second_prompts_are_for_two_encoders(name: str) -> None:
         check_prompts(folder(), request)
 
 
-def test_the_layers_of_every_encoder_are_looked_at_for_a_clip_skip() -> None:
+def test_the_layers_of_every_encoder_are_looked_at_for_a_clip_skip(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[tuple[str, int]] = []
 
-    def encoder(name: str) -> Any:
-        return SimpleNamespace(component=name, outputs=lambda names, config, skip: asked.append((name, skip)))
+    def look(encoder: Encoder, names: Any, config: Any, skip: int) -> None:
+        asked.append((encoder.component, skip))
 
-    family = SimpleNamespace(encoders=[encoder("text_encoder"), encoder("text_encoder_2")])
+    monkeypatch.setattr(request_module, "encoder_outputs", look)
+    family = SimpleNamespace(encoders=[Encoder("text_encoder", {}), Encoder("text_encoder_2", {})])
     file = SimpleNamespace(signature=SimpleNamespace(outputs={"last": 0}))
     pipe: Any = SimpleNamespace(family=family, file=lambda _: file, config=lambda _: {})
     check_prompts(pipe, Request("a"))
@@ -410,13 +415,13 @@ def unet(*names: str, numbers: int | None = None) -> Any:
 
 
 def test_a_unet_takes_what_its_family_tells_it() -> None:
-    check_inputs(unet(*SD_INPUTS), STABLE_DIFFUSION)
-    check_inputs(unet(*SD_INPUTS, *BESIDE), STABLE_DIFFUSION)
+    check_inputs(unet(*SD_INPUTS), SD1)
+    check_inputs(unet(*SD_INPUTS, *BESIDE), SD1)
     for missing in SD_INPUTS:
         with pytest.raises(BadModelError, match=f"the UNet has no input {missing}"):
-            check_inputs(unet(*(name for name in SD_INPUTS if name != missing)), STABLE_DIFFUSION)
+            check_inputs(unet(*(name for name in SD_INPUTS if name != missing)), SD1)
     with pytest.raises(BadModelError, match="the UNet needs class_labels, time_ids: it is not one of"):
-        check_inputs(unet(*SD_INPUTS, "time_ids", "class_labels"), STABLE_DIFFUSION)
+        check_inputs(unet(*SD_INPUTS, "time_ids", "class_labels"), SD1)
     sdxl = (*SD_INPUTS, "text_embeds", "time_ids")
     for family, own, other in ((SDXL, 6, 5), (REFINER, 5, 6)):
         for numbers in (None, own):

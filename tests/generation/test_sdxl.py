@@ -23,6 +23,8 @@ from support.step_texts import image_by_step_texts
 from sdort.cli import cli
 from sdort.engines.torch_runners import PipelineRunner
 from sdort.errors import BadModelError
+from sdort.families.sd1 import FAMILY as SD1
+from sdort.families.sdxl import FAMILY as SDXL
 from sdort.generation.guard import SAFER
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.recorded import HostLoop, Recorder
@@ -31,7 +33,7 @@ from sdort.generation.schedulers import load_scheduler
 from sdort.model.component_names import DECODER
 from sdort.model.signature import TensorSpec
 from sdort.optimizer.command import optimize
-from sdort.pipelines.families import SDXL, STABLE_DIFFUSION
+from sdort.pipelines.conditioning import encoder_outputs
 from sdort.pipelines.folder import PipelineFolder
 from sdort.precision.inputs import recorded_inputs
 from sdort.providers.runtime_options import RuntimeOptions
@@ -264,7 +266,7 @@ def test_what_the_unet_is_told_of_survives_for_gpus(exported: Exported, tmp_path
         )
         assert after == before
         config = json.loads((tmp_path / "fast" / encoder.component / "config.json").read_text())
-        assert encoder.outputs(after, config)["encoder_hidden_states"] == "hidden_states.1"  # of two layers
+        assert encoder_outputs(encoder, after, config)["encoder_hidden_states"] == "hidden_states.1"  # of two layers
 
 
 # What goes to which component
@@ -312,7 +314,7 @@ def test_every_component_can_be_recorded_for_fp16_auto(exported: Exported) -> No
 
 
 def test_every_stage_has_something_safer() -> None:
-    for family in (STABLE_DIFFUSION, SDXL):
+    for family in (SD1, SDXL):
         assert {encoder.component for encoder in family.encoders} <= SAFER.keys()
 
 
@@ -362,20 +364,20 @@ ADDED: dict[str, tuple[int | str, ...]] = {"text_embeds": ("B", 24), "time_ids":
 
 def test_a_unet_of_another_family_is_refused() -> None:
     check_inputs(unet_of(**PLAIN, **ADDED), SDXL)
-    check_inputs(unet_of(**PLAIN), STABLE_DIFFUSION)
+    check_inputs(unet_of(**PLAIN), SD1)
     with pytest.raises(BadModelError, match="takes 5 numbers as time_ids, not the 6 of SDXL"):
         check_inputs(unet_of(**PLAIN, **{**ADDED, "time_ids": ("B", 5)}), SDXL)
     with pytest.raises(BadModelError, match="has no input text_embeds, time_ids: it is not one of SDXL"):
         check_inputs(unet_of(**PLAIN), SDXL)
     with pytest.raises(BadModelError, match="needs text_embeds, time_ids: it is not one of Stable Diffusion"):
-        check_inputs(unet_of(**PLAIN, **ADDED), STABLE_DIFFUSION)
+        check_inputs(unet_of(**PLAIN, **ADDED), SD1)
 
 
 @pytest.mark.parametrize(("encoder", "lacking"), [(0, "hidden_states.1"), (1, "text_embeds")])
 def test_an_encoder_without_an_output_is_refused(encoder: int, lacking: str) -> None:
     names = [name for name in ("text_embeds", "hidden_states.0", "hidden_states.1") if name != lacking]
     with pytest.raises(BadModelError, match=f"no output {lacking}") as caught:
-        SDXL.encoders[encoder].outputs(names, {"num_hidden_layers": 2})
+        encoder_outputs(SDXL.encoders[encoder], names, {"num_hidden_layers": 2})
     assert caught.value.component == SDXL.encoders[encoder].component
 
 

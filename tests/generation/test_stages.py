@@ -12,6 +12,9 @@ import pytest
 from PIL import Image
 
 from sdort.errors import UsageError
+from sdort.families.sd1 import FAMILY as SD1
+from sdort.families.sdxl import FAMILY as SDXL
+from sdort.families.sdxl_refiner import FAMILY as REFINER
 from sdort.generation import refiner, stages
 from sdort.generation.input_image import InputImage
 from sdort.generation.known_schedules import ScheduleCounts
@@ -20,7 +23,6 @@ from sdort.generation.refiner import handover, open_refiner, remark_on_base
 from sdort.generation.request import Request
 from sdort.generation.schedule_part import Begin, Part, PartSteps
 from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
-from sdort.pipelines.families import REFINER, SDXL, STABLE_DIFFUSION
 
 PHOTO = InputImage("photo.png", Image.new("L", (80, 48), 255))
 SIZE = (48, 80)
@@ -215,11 +217,11 @@ def pipe(family: Any = SDXL, channels: int = 4, factor: int = 8, prediction: str
     [
         (pipe(), pipe(), None),
         (pipe(), pipe(REFINER), None),
-        (pipe(STABLE_DIFFUSION), pipe(STABLE_DIFFUSION), None),
+        (pipe(SD1), pipe(SD1), None),
         (pipe(prediction="epsilon"), pipe(), None),
         (pipe(REFINER), pipe(REFINER), "is SDXL's refiner itself"),
-        (pipe(STABLE_DIFFUSION), pipe(REFINER), "their latents differ"),
-        (pipe(), pipe(STABLE_DIFFUSION), "is of Stable Diffusion 1.x and 2.x, and pipe-None of SDXL"),
+        (pipe(SD1), pipe(REFINER), "their latents differ"),
+        (pipe(), pipe(SD1), "is of Stable Diffusion 1.x and 2.x, and pipe-None of SDXL"),
         (pipe(channels=16), pipe(), "has another number of latent channels than pipe-None: 4 and 16"),
         (pipe(), pipe(factor=4), "has another size of a latent in pixels than pipe-None: 4 and 8"),
         (pipe(), pipe(scaling_factor=1.0), "has another scaling factor than pipe-None: 1.0 and 0.13"),

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.known_families import FAMILIES
+from sdort.families.unet import INPAINTING
 from sdort.model import pieces
 from sdort.model.weights import Inline
 from sdort.pipelines import lfs
@@ -19,11 +21,9 @@ from sdort.pipelines.adapters.delta import Delta, Factor, Kronecker, Product, Wh
 from sdort.pipelines.checkpoints import clip_vision, pipeline_files
 from sdort.pipelines.checkpoints.clip_vision import read_image_encoder, vision_config
 from sdort.pipelines.checkpoints.prediction import Mark, Prediction, _judge, _marked, _marks
-from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import SingleFile
 from sdort.pipelines.config_schemas import REQUIRED
 from sdort.pipelines.weight_names import (
-    INPAINTING,
     REFINER,
     SD1,
     SD2,
@@ -150,7 +150,7 @@ def test_the_small_files_of_a_single_file(
     written: list[Any] = []
     monkeypatch.setattr(pipeline_files, "read_clip_merges", lambda: ["a b"])
     monkeypatch.setattr(pipeline_files, "write_clip_tokenizer", lambda *given: written.append(given))
-    file = SingleFile(Path("a"), RELEASES[SDXL], None, Prediction("epsilon"), scheduler={"_class_name": "X", "b": 1})
+    file = SingleFile(Path("a"), FAMILIES[SDXL], None, Prediction("epsilon"), scheduler={"_class_name": "X", "b": 1})
     file.tensors = {"unet": {}, **{part: {} for part in parts}}
     file.configs = {part: {"of": part} for part in ("unet", *parts)}
     pipeline_files.write_pipeline_files(file, tmp_path)

@@ -14,10 +14,10 @@ from support.ldm_files import ldm_vae, open_clip, with_prefix
 
 from sdort.errors import BadModelError
 from sdort.exporter.bind import bind
+from sdort.families.known_families import FAMILIES
 from sdort.model.weights import Stored
 from sdort.pipelines.checkpoints.layout import vae_tensors
 from sdort.pipelines.checkpoints.prediction import Prediction
-from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import SingleFile, _add_text_encoder, _check_latents
 from sdort.pipelines.weight_names import SD1, SD2
 
@@ -63,12 +63,12 @@ def test_clips_image_encoder_is_left_out_and_told(family: str) -> None:
 
     config = CLIPTextConfig(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=1)
     state: dict[str, Any] = CLIPTextModel(config).state_dict()
-    part = RELEASES[family].encoders[0]
+    part = FAMILIES[family].encoders[0]
     names = open_clip(state) if family == SD2 else state
     vision = {"visual.proj": (8, 8), "vision_model.post_layernorm.weight": (8,), "visual_projection.weight": (8, 8)}
     inner = {name: tuple(tensor.shape) for name, tensor in names.items()} | vision
     tensors = described({part.prefixes[0] + name: shape for name, shape in inner.items()})
-    file = SingleFile(Path("a"), RELEASES[family], None, Prediction("epsilon"))
+    file = SingleFile(Path("a"), FAMILIES[family], None, Prediction("epsilon"))
     used = _add_text_encoder(file, part, tensors)
     assert tensors.keys() - used == {part.prefixes[0] + name for name in vision}
     parameters = {name: tuple(tensor.shape) for name, tensor in state.items()}
@@ -88,7 +88,7 @@ def test_a_folders_text_encoder_may_be_a_whole_clip() -> None:
 
 
 def test_a_unet_of_other_latents_than_its_vaes_is_refused() -> None:
-    file = SingleFile(Path("a"), RELEASES[SD1], None, Prediction("epsilon"))
+    file = SingleFile(Path("a"), FAMILIES[SD1], None, Prediction("epsilon"))
     file.configs = {"unet": {"out_channels": 8}}
     _check_latents(file)  # nothing to compare with
     file.configs["vae"] = {"latent_channels": 4}

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.known_families import COMPONENTS
 from sdort.machine.cache_folder import models_folder
-from sdort.model.component_names import COMPONENTS
 from sdort.pipelines import content_check, wrong_input
 from sdort.pipelines.content_check import ContentCheck, _open_check
 from sdort.pipelines.own_files import ListedFile, write_own_files

@@ -11,9 +11,14 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, UsageError
-from sdort.pipelines import configs, families
+from sdort.families.family import LAST, PENULTIMATE, Encoder, Family
+from sdort.families.known_families import family_of
+from sdort.families.sd1 import FAMILY as SD1
+from sdort.families.sdxl import FAMILY as SDXL
+from sdort.families.sdxl_refiner import FAMILY as REFINER
+from sdort.pipelines import configs
+from sdort.pipelines.conditioning import Conditioning, at_size, condition, encoder_outputs, scored
 from sdort.pipelines.configs import optional_config, read_config, read_manifest, write_json
-from sdort.pipelines.families import LAST, PENULTIMATE, REFINER, SDXL, STABLE_DIFFUSION, Encoder, family_of
 from sdort.pipelines.folder import PipelineFolder, image_channels, pixels_of, read_scheduler_config
 
 SD_PARTS = ("text_encoder", "unet", "vae_decoder")
@@ -33,15 +38,13 @@ def pipeline(folder: Path, parts: tuple[str, ...] = SD_PARTS, **configs: Any) ->
 @pytest.mark.parametrize(
     ("parts", "needed", "family"),
     [
-        (SD_PARTS, SD_PARTS, STABLE_DIFFUSION),
+        (SD_PARTS, SD_PARTS, SD1),
         (XL_PARTS, XL_PARTS, SDXL),
         (REFINER_PARTS, REFINER_PARTS, REFINER),
-        (("unet",), SD_PARTS, STABLE_DIFFUSION),
+        (("unet",), SD_PARTS, SD1),
     ],
 )
-def test_what_generating_needs(
-    tmp_path: Path, parts: tuple[str, ...], needed: tuple[str, ...], family: families.Family
-) -> None:
+def test_what_generating_needs(tmp_path: Path, parts: tuple[str, ...], needed: tuple[str, ...], family: Family) -> None:
     folder = pipeline(tmp_path, parts)
     assert folder.family is family
     assert folder.needed == needed
@@ -201,25 +204,25 @@ NAMES = [LAST, "pooler_output", *(f"hidden_states.{number}" for number in range(
     ],
 )  # fmt: skip
 def test_the_outputs_that_condition(output: str, names: list[str], skip: int, found: str) -> None:
-    encoder = Encoder("text_encoder", "tokenizer", {"x": output})
+    encoder = Encoder("text_encoder", {"x": output})
     config = {"num_hidden_layers": 12}
     if found in names:
-        assert encoder.outputs(names, config, skip) == {"x": found}
+        assert encoder_outputs(encoder, names, config, skip) == {"x": found}
     else:
         with pytest.raises((BadModelError, UsageError), match=found) as caught:
-            encoder.outputs(names, config, skip)
+            encoder_outputs(encoder, names, config, skip)
         assert isinstance(caught.value, UsageError) == (skip > 1)
 
 
 def test_families_differ_in_what_conditions_them() -> None:
     states = {"sample", "timestep", "encoder_hidden_states"}
-    assert STABLE_DIFFUSION.inputs == states
+    assert SD1.inputs == states
     assert SDXL.inputs == REFINER.inputs == states | {"text_embeds", "time_ids"}
-    assert (STABLE_DIFFUSION.side, SDXL.side, REFINER.side) == (512, 1024, 1024)
-    assert (SDXL.size_numbers, REFINER.size_numbers) == (6, 5)
+    assert (SD1.side, SDXL.side, REFINER.side) == (512, 1024, 1024)
+    assert (len(SDXL.sizes), len(REFINER.sizes)) == (6, 5)
     for components, family in (
-        (["text_encoder"], STABLE_DIFFUSION),
-        ([], STABLE_DIFFUSION),
+        (["text_encoder"], SD1),
+        ([], SD1),
         (["text_encoder_2", "text_encoder"], SDXL),
         (["text_encoder_2"], REFINER),
     ):
@@ -227,42 +230,42 @@ def test_families_differ_in_what_conditions_them() -> None:
     (first, second), (only,) = SDXL.encoders, REFINER.encoders
     assert (first.component, first.tokenizer) == ("text_encoder", "tokenizer")
     assert (second.component, second.tokenizer) == ("text_encoder_2", "tokenizer_2")
-    assert only is second
+    assert (only.component, only.conditioning) == (second.component, second.conditioning)
 
 
 def test_a_prompts_conditions_stand_side_by_side() -> None:
     first, second = np.zeros((1, 3, 2), np.float32), np.ones((1, 3, 4), np.float32)
     pooled = np.full((1, 4), 2, np.float32)
-    parts: list[families.Conditioning] = [
+    parts: list[Conditioning] = [
         {"encoder_hidden_states": first},
         {"encoder_hidden_states": second, "text_embeds": pooled},
     ]
     for family, numbers in ((SDXL, [[64, 96, 0, 0, 64, 96]]), (REFINER, [[64, 96, 0, 0, 64]])):
-        found = family.condition(parts, (64, 96))
+        found = condition(family, parts, (64, 96))
         assert found.keys() == {"encoder_hidden_states", "text_embeds", "time_ids"}
         np.testing.assert_array_equal(found["encoder_hidden_states"], np.concatenate([first, second], 2))
         np.testing.assert_array_equal(found["text_embeds"], pooled)
         np.testing.assert_array_equal(found["time_ids"], numbers)
         assert found["time_ids"].dtype == np.float32
-    plain = STABLE_DIFFUSION.condition(parts[:1], (64, 96))
+    plain = condition(SD1, parts[:1], (64, 96))
     assert plain.keys() == {"encoder_hidden_states"}
-    assert STABLE_DIFFUSION.at_size(plain, (8, 16)) is plain
-    assert STABLE_DIFFUSION.scored(plain, 6.0) is plain
+    assert at_size(SD1, plain, (8, 16)) is plain
+    assert scored(SD1, plain, 6.0) is plain
 
 
 def test_scores_and_sizes_of_several_images() -> None:
     ids = np.array([[1, 2, 0, 0, 6.5]] * 3, np.float32)
-    condition = {"time_ids": ids, "text_embeds": np.zeros((3, 2), np.float32)}
-    scored = REFINER.scored(condition, 2.5)
-    np.testing.assert_array_equal(scored["time_ids"], [[1, 2, 0, 0, 2.5]] * 3)
+    given = {"time_ids": ids, "text_embeds": np.zeros((3, 2), np.float32)}
+    rated = scored(REFINER, given, 2.5)
+    np.testing.assert_array_equal(rated["time_ids"], [[1, 2, 0, 0, 2.5]] * 3)
     np.testing.assert_array_equal(ids[:, -1], [6.5] * 3)  # the given one stays
-    assert scored["text_embeds"] is condition["text_embeds"]
-    np.testing.assert_array_equal(REFINER.at_size(condition, (64, 96))["time_ids"], [[64, 96, 0, 0, 6.5]] * 3)
+    assert rated["text_embeds"] is given["text_embeds"]
+    np.testing.assert_array_equal(at_size(REFINER, given, (64, 96))["time_ids"], [[64, 96, 0, 0, 6.5]] * 3)
     base = {"time_ids": np.array([[1, 2, 3, 4, 5, 6]] * 2, np.float32)}
-    resized = SDXL.at_size(base, (64, 96))["time_ids"]
+    resized = at_size(SDXL, base, (64, 96))["time_ids"]
     np.testing.assert_array_equal(resized, [[64, 96, 0, 0, 64, 96]] * 2)
     assert resized.dtype == np.float32
-    assert SDXL.scored(base, 3.0) is base
+    assert scored(SDXL, base, 3.0) is base
 
 
 def test_json_files_are_read_with_their_rules(tmp_path: Path) -> None:

@@ -14,6 +14,9 @@ import pytest
 from support.ldm_files import save
 
 from sdort.errors import BadModelError
+from sdort.families.known_families import FAMILIES
+from sdort.families.scheduler_configs import DDIM_V, EULER, PNDM
+from sdort.families.unet import INPAINTING
 from sdort.model.weights import Stored
 from sdort.pipelines.checkpoints.prediction import (
     _MARKED,
@@ -23,9 +26,8 @@ from sdort.pipelines.checkpoints.prediction import (
     has_zero_snr,
     prediction_beside,
 )
-from sdort.pipelines.checkpoints.releases import DDIM_V, EULER, PNDM, RELEASES
 from sdort.pipelines.checkpoints.single_file import _edm_scales, _scheduler, read_single_file
-from sdort.pipelines.weight_names import INPAINTING, SD1, SD2, SDXL
+from sdort.pipelines.weight_names import SD1, SD2, SDXL
 
 VELOCITY = ("v", "V", "v-prediction", "v_prediction", "v prediction", "vpred", "v_pred", "V-Prediction", "velocity")
 NOISE = ("epsilon", "eps", "Epsilon", "eps_pred", "epsilon-prediction", "noise")
@@ -37,7 +39,7 @@ KEYS = (
     "ss_prediction_type",
     "parameterization",
 )
-FAMILIES = list(itertools.product((SD1, SD2, SDXL), (None, INPAINTING)))
+VARIANTS = list(itertools.product((SD1, SD2, SDXL), (None, INPAINTING)))
 
 
 def kind(
@@ -51,7 +53,7 @@ def kind(
     return find_prediction(family, variant, {}, names, notes or {}, chosen, mark).kind
 
 
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), VARIANTS)
 @pytest.mark.parametrize("key", KEYS)
 def test_a_mark_counts_in_every_spelling_and_family(
     key: str, family: str, variant: str | None, capsys: pytest.CaptureFixture[str]
@@ -62,22 +64,22 @@ def test_a_mark_counts_in_every_spelling_and_family(
     assert not capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), VARIANTS)
 @pytest.mark.parametrize("chosen", PREDICTIONS)
 def test_the_scheduler_and_the_size_are_the_familys_own_but_for_sd2_of_768_pixels(
     family: str, variant: str | None, chosen: str
 ) -> None:
     """Stability's SD 2.x of velocity has DDIM and 96 latents of a side; a tuned model of another family has its own."""
     found = find_prediction(family, variant, {}, (), {}, chosen)
-    config = _scheduler(RELEASES[family], found, {}, {})
+    config = _scheduler(FAMILIES[family], found, {}, {})
     if (family, chosen) == (SD2, "v_prediction"):
         assert (config["_class_name"], found.sample_size) == ("DDIMScheduler", 96)
     else:
-        assert config == {**RELEASES[family].scheduler, "prediction_type": chosen}
+        assert config == {**FAMILIES[family].scheduler, "prediction_type": chosen}
         assert found.sample_size is None
 
 
-@pytest.mark.parametrize(("family", "variant"), FAMILIES)
+@pytest.mark.parametrize(("family", "variant"), VARIANTS)
 @pytest.mark.parametrize("deviation", [0.05, 0.2])
 def test_weights_tell_the_prediction_of_sd2s_text_to_image_alone(
     family: str, variant: str | None, deviation: float, tmp_path: Path
@@ -175,7 +177,7 @@ def test_another_process_beside_a_file_is_refused_but_where_the_user_knows_bette
 def test_zero_terminal_snr_is_taken(family: str, names: tuple[str, ...], notes: dict[str, str]) -> None:
     assert has_zero_snr(names, notes)
     found = find_prediction(family, None, {}, names, notes, None)
-    config = _scheduler(RELEASES[family], found, dict.fromkeys(names, stored()), notes)
+    config = _scheduler(FAMILIES[family], found, dict.fromkeys(names, stored()), notes)
     assert (config["rescale_betas_zero_snr"], config["timestep_spacing"]) == (True, "trailing")
     import diffusers
 
@@ -191,8 +193,8 @@ def test_zero_terminal_snr_is_taken(family: str, names: tuple[str, ...], notes: 
 def test_zero_terminal_snr_is_for_schedulers_that_know_it(scheduler: Any, taken: str, kind: str) -> None:
     """Whatever a config beside the file, or an option, asks for."""
     for release, found in (
-        (replace(RELEASES[SD1], scheduler=scheduler), Prediction(kind)),
-        (RELEASES[SDXL], Prediction(kind, scheduler=scheduler)),
+        (replace(FAMILIES[SD1], scheduler=scheduler), Prediction(kind)),
+        (FAMILIES[SDXL], Prediction(kind, scheduler=scheduler)),
     ):
         config = _scheduler(release, found, {"ztsnr": stored()}, {})
         assert (config["_class_name"], config["rescale_betas_zero_snr"]) == (taken, True)
@@ -200,7 +202,7 @@ def test_zero_terminal_snr_is_for_schedulers_that_know_it(scheduler: Any, taken:
 
 def test_zero_terminal_snr_of_a_model_that_predicts_noise_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     found = find_prediction(SDXL, None, {}, ("ztsnr",), {}, None)
-    config = _scheduler(RELEASES[SDXL], found, {"ztsnr": stored()}, {})
+    config = _scheduler(FAMILIES[SDXL], found, {"ztsnr": stored()}, {})
     assert "rescale_betas_zero_snr" not in config
     assert "zero terminal SNR" in " ".join(capsys.readouterr().err.split())
     assert not has_zero_snr((), {"ss_zero_terminal_snr": "False"})

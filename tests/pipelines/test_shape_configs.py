@@ -12,6 +12,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from sdort.errors import BadModelError
+from sdort.families import tensor_shapes
+from sdort.families.known_families import FAMILIES
+from sdort.families.scheduler_configs import EDM
+from sdort.families.unet import INPAINTING
 from sdort.model.weights import Stored, Weight
 from sdort.pipelines.checkpoints import shape_configs
 from sdort.pipelines.checkpoints.clip_vision import vision_config
@@ -19,9 +23,8 @@ from sdort.pipelines.checkpoints.layout import clip_tensors, equal_parts, vae_te
 from sdort.pipelines.checkpoints.ldm_names import control_name, count_hint_layers, count_layers, unet_name, vae_name
 from sdort.pipelines.checkpoints.pipeline_files import _index
 from sdort.pipelines.checkpoints.prediction import Prediction
-from sdort.pipelines.checkpoints.releases import EDM, RELEASES
-from sdort.pipelines.checkpoints.single_file import SingleFile, _check_latents, _release, _scheduler
-from sdort.pipelines.weight_names import INPAINTING, REFINER, SD1, SD2, SDXL
+from sdort.pipelines.checkpoints.single_file import SingleFile, _check_latents, _family, _scheduler
+from sdort.pipelines.weight_names import REFINER, SD1, SD2, SDXL
 
 Shapes = dict[str, tuple[int, ...]]
 Depths = Sequence[Sequence[int]]
@@ -130,8 +133,8 @@ def test_what_a_unet_lacks_is_named(lost: str) -> None:
 @pytest.mark.parametrize("shape", [(), (4,), (0, 4), (4, 0, 3, 3)])
 def test_a_weight_has_axes_and_values(shape: tuple[int, ...]) -> None:
     with pytest.raises(BadModelError, match="has the shape"):
-        shape_configs.shape_of({"a": shape}, "a")
-    assert shape_configs.shape_of({"a": (1, 2)}, "a") == (1, 2)
+        tensor_shapes.shape_of({"a": shape}, "a")
+    assert tensor_shapes.shape_of({"a": (1, 2)}, "a") == (1, 2)
 
 
 def test_a_controlnets_image() -> None:
@@ -221,10 +224,10 @@ def test_the_family_of_a_unets_structure() -> None:
         return {**whole, "add_embedding.linear_1.weight": (128, total)}
 
     plain: Callable[[bool], Shapes] = lambda linear: unet([32], [[1]], [[1]], linear=linear)  # noqa: E731
-    assert _release(plain(False)) is RELEASES[SD1]
-    assert _release(plain(True)) is RELEASES[SD2]
-    assert _release(with_embedding(1280 + 6 * 256, 2048)) is RELEASES[SDXL]
-    assert _release(with_embedding(1280 + 5 * 256, 1280)) is RELEASES[REFINER]
+    assert _family(plain(False)) is FAMILIES[SD1]
+    assert _family(plain(True)) is FAMILIES[SD2]
+    assert _family(with_embedding(1280 + 6 * 256, 2048)) is FAMILIES[SDXL]
+    assert _family(with_embedding(1280 + 5 * 256, 1280)) is FAMILIES[REFINER]
 
 
 NOISE = {"num_train_timesteps": 1000, "beta_start": 0.00085, "beta_end": 0.012, "beta_schedule": "scaled_linear"}
@@ -253,7 +256,7 @@ NOISE = {"num_train_timesteps": 1000, "beta_start": 0.00085, "beta_end": 0.012, 
 def test_what_published_configs_of_a_family_say(
     family: str, scheduler: str, size: int, scale: float, index: dict[str, Any], encoders: list[Any]
 ) -> None:
-    release = RELEASES[family]
+    release = FAMILIES[family]
     assert (release.name, release.scheduler["_class_name"], release.sample_size) == (family, scheduler, size)
     assert {key: release.scheduler[key] for key in NOISE} == NOISE
     assert (release.scheduler["steps_offset"], release.scheduler["clip_sample"]) == (1, False)
@@ -273,7 +276,7 @@ def test_what_published_configs_of_a_family_say(
 
 
 def test_edm_models_have_their_own_noise() -> None:
-    release, found = RELEASES[SDXL], Prediction("epsilon")
+    release, found = FAMILIES[SDXL], Prediction("epsilon")
     nothing = Stored(Path("nowhere"), 0, (), np.float32)
     assert _scheduler(release, found, {"edm_mean": nothing}, {}) == EDM
     assert (EDM["sigma_min"], EDM["sigma_max"], EDM["sigma_data"], EDM["rho"]) == (0.002, 80.0, 0.5, 7.0)
@@ -283,7 +286,7 @@ def test_edm_models_have_their_own_noise() -> None:
 
 @pytest.mark.parametrize(("made", "decoded", "fits"), [(4, 4, True), (4, None, True), (16, 4, False), (4, 16, False)])
 def test_a_files_halves_have_the_same_latents(made: int, decoded: int | None, fits: bool) -> None:
-    file = SingleFile(Path("a"), RELEASES[SD1], None, Prediction("epsilon"))
+    file = SingleFile(Path("a"), FAMILIES[SD1], None, Prediction("epsilon"))
     file.configs = {"unet": {"out_channels": made}, **({"vae": {"latent_channels": decoded}} if decoded else {})}
     if fits:
         _check_latents(file)
@@ -294,7 +297,7 @@ def test_a_files_halves_have_the_same_latents(made: int, decoded: int | None, fi
 
 @pytest.mark.parametrize("parts", [(), ("vae",), ("text_encoder",), ("text_encoder", "text_encoder_2", "vae")])
 def test_an_index_names_what_a_file_holds(parts: tuple[str, ...]) -> None:
-    file = SingleFile(Path("a"), RELEASES[SDXL], INPAINTING, Prediction("epsilon"), scheduler={"_class_name": "X"})
+    file = SingleFile(Path("a"), FAMILIES[SDXL], INPAINTING, Prediction("epsilon"), scheduler={"_class_name": "X"})
     file.tensors = {"unet": {}, **{part: {} for part in parts}}
     classes = {"text_encoder": "CLIPTextModel", "text_encoder_2": "CLIPTextModelWithProjection"}
     expected: dict[str, Any] = {

@@ -10,6 +10,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from sdort.errors import BadModelError
+from sdort.families.known_families import FAMILIES
 from sdort.model.weights import Stored
 from sdort.pipelines.checkpoints.control_file import read_control_file
 from sdort.pipelines.checkpoints.layout import control_tensors, unet_tensors
@@ -20,7 +21,6 @@ from sdort.pipelines.checkpoints.prediction import (
     has_zero_snr,
     prediction_beside,
 )
-from sdort.pipelines.checkpoints.releases import RELEASES
 from sdort.pipelines.checkpoints.single_file import (
     _UNREAD,
     SingleFile,
@@ -195,13 +195,13 @@ CLIP = ("embeddings.token_embedding.weight", "embeddings.position_embedding.weig
     ],
 )
 def test_where_a_text_encoder_stands(family: str, number: int, prefix: str) -> None:
-    part = RELEASES[family].encoders[number]
+    part = FAMILIES[family].encoders[number]
     root = prefix.removesuffix("text_model.")
     others = [f"{root}vision_model.a", f"{root}visual_projection.weight", "model.diffusion_model.a"]
     tensors = named(
         [*(prefix + name for name in CLIP), *others, f"{root}text_projection.weight", f"{prefix}position_ids"]
     )
-    file = SingleFile(Path("a"), RELEASES[family], None, find_prediction(family, None, {}, (), {}, "epsilon"))
+    file = SingleFile(Path("a"), FAMILIES[family], None, find_prediction(family, None, {}, (), {}, "epsilon"))
     used = _add_text_encoder(file, part, tensors)
     assert used == tensors.keys() - set(others)
     assert set(file.tensors["text_encoder"]) == {f"text_model.{name}" for name in CLIP}
@@ -216,8 +216,8 @@ def test_the_last_layer_of_sd2s_text_encoder_is_not_used(layers: int, used: int)
     prefix = "cond_stage_model.model."
     names = ["positional_embedding", "token_embedding.weight", "text_projection"]
     names += [f"transformer.resblocks.{layer}.mlp.c_fc.weight" for layer in range(layers)]
-    file = SingleFile(Path("a"), RELEASES[SD2], None, find_prediction(SD2, None, {}, (), {}, "epsilon"))
-    _add_text_encoder(file, RELEASES[SD2].encoders[0], named([prefix + name for name in names]))
+    file = SingleFile(Path("a"), FAMILIES[SD2], None, find_prediction(SD2, None, {}, (), {}, "epsilon"))
+    _add_text_encoder(file, FAMILIES[SD2].encoders[0], named([prefix + name for name in names]))
     assert file.configs["text_encoder"]["num_hidden_layers"] == used
     found = file.tensors["text_encoder"]
     assert len([name for name in found if ".mlp.fc1." in name]) == used

@@ -18,9 +18,10 @@ from onnx import parser
 import sdort
 from sdort.errors import SdortError
 from sdort.exporter import trace_cache as traces
-from sdort.exporter.signatures import ComponentSpec, GraphTensor
+from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import Template
 from sdort.exporter.trace_cache import TraceCache, trace_key
+from sdort.families.graph_tensor import GraphTensor
 from sdort.machine import package_sources
 from sdort.machine.onnxruntime_copies import Flavour
 from sdort.machine.package_sources import read_sources

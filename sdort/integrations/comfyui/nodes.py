@@ -12,12 +12,13 @@ from typing import Any
 
 from sdort.console import following, warn
 from sdort.errors import UsageError
+from sdort.families.unet import UNET
 from sdort.first_use.making_plan import Making
 from sdort.first_use.models import optimized_model
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
-from sdort.model.component_names import DECODER, ENCODER, UNET
+from sdort.model.component_names import DECODER, ENCODER
 from sdort.providers import AUTO, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -80,7 +81,7 @@ class LoadCheckpoint:
 
         path, chosen = _file("checkpoints", ckpt_name), _chosen(provider)
         with _progress():
-            made = _optimized(path, _making((UNET,), chosen, precision, size, "fp16"))
+            made = _optimized(path, _making((UNET.component,), chosen, precision, size, "fp16"))
             patcher = make_patcher(made, chosen)
         embeddings = folder_paths.get_folder_paths("embeddings")
         loaded = comfy.sd.load_checkpoint_guess_config(

@@ -7,17 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import UsageError
+from sdort.families.unet import UNET
 from sdort.integrations.comfyui.unet_folder import UnetFolder
-from sdort.model.component_names import UNET
-from sdort.pipelines.families import AESTHETIC_NUMBERS, SIZE_NUMBERS
 from sdort.pipelines.folder import open_folder
 from sdort.providers.provider import Provider
 
 _TRAINED = {"beta_schedule": "scaled_linear", "num_train_timesteps": 1000, "trained_betas": None}
 """What ComfyUI's sampling of these families takes for given."""
-_CONFIGS = {0: ("SD15", "SD20"), SIZE_NUMBERS: ("SDXL", "SDXL"), AESTHETIC_NUMBERS: ("SDXLRefiner", "SDXLRefiner")}
-"""Sizes that a UNet takes -> names in ``comfy.supported_models``, of one with 1x1 convolutions around its attentions
-and of one with matrices."""
 
 
 def make_patcher(path: Path, provider: Provider) -> Any:
@@ -37,11 +33,11 @@ def make_patcher(path: Path, provider: Provider) -> Any:
     import comfy.model_patcher
     import comfy.patcher_extension
 
-    unet = UnetFolder(open_folder(path, (UNET,)), provider)
+    unet = UnetFolder(open_folder(path, (UNET.component,)), provider)
     model = _model(unet)
     device = comfy.model_management.get_torch_device()
     if provider.on_gpu:  # ONNX Runtime's memory is none of torch's: room is made as for a model of ComfyUI's own
-        files = unet.folder.models[UNET].parent.iterdir()
+        files = unet.folder.models[UNET.component].parent.iterdir()
         comfy.model_management.free_memory(sum(file.stat().st_size for file in files), device)
     model.diffusion_model = unet.denoiser()
     model.memory_required = lambda *_, **__: 0  # of what it takes ComfyUI can give back nothing
@@ -69,15 +65,15 @@ def _model(unet: UnetFolder) -> Any:
     schedule = unet.folder.scheduler
     described = comfy.model_detection.detect_unet_config(unet.empty, "")
     described["disable_unet_model_creation"] = True
-    plain, linear = _CONFIGS[unet.sizes]
-    config = getattr(comfy.supported_models, linear if described["use_linear_in_transformer"] else plain)(described)
+    classes = unet.comfyui
+    chosen = classes.linear_config if described["use_linear_in_transformer"] else classes.config
+    config = getattr(comfy.supported_models, chosen)(described)
     config.sampling_settings.update(_sampling_settings(schedule, unet.folder.path))
     kinds = {"epsilon": "EPS", "v_prediction": "V_PREDICTION"}
     kind = schedule.get("prediction_type", "epsilon")
     if kind not in kinds:
         raise UsageError(f"{unet.folder.path}: ComfyUI samples no model of this family that predicts {kind}")
-    classes = {"SDXL": comfy.model_base.SDXL, "SDXLRefiner": comfy.model_base.SDXLRefiner}
-    model_class = classes.get(plain, comfy.model_base.BaseModel)
+    model_class = getattr(comfy.model_base, classes.model)
     model = model_class(config, model_type=getattr(comfy.model_base.ModelType, kinds[kind]))
     if config.inpaint_model():
         model.set_inpaint()

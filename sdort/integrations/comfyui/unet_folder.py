@@ -11,23 +11,21 @@ import torch
 
 from sdort.console import warn
 from sdort.errors import BadModelError
+from sdort.families.family import ComfyUI
+from sdort.families.known_families import FAMILIES
+from sdort.families.unet import UNET
 from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.original_state import empty_unet, original_names
 from sdort.integrations.comfyui.weight_patches import PatchedWeights
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.component_names import UNET
 from sdort.model.signature import static_size
-from sdort.pipelines.families import AESTHETIC_NUMBERS, SIZE_NUMBERS
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions, can_tune
 from sdort.runtime.probe import choose_provider
 from sdort.warmup.command import warm
-
-_SIZES = (0, SIZE_NUMBERS, AESTHETIC_NUMBERS)
-"""Sizes that the UNet of a family takes beside the pooled text."""
 
 
 def load_denoiser(path: str | Path, provider: str = "auto") -> Denoiser:
@@ -43,7 +41,7 @@ def load_denoiser(path: str | Path, provider: str = "auto") -> Denoiser:
         BadModelError: the folder has no UNet, or none of a family of Stable Diffusion.
         ProviderError: the provider does not load, or cannot run the UNet.
     """
-    folder = open_folder(Path(path), (UNET,))
+    folder = open_folder(Path(path), (UNET.component,))
     chosen, fallback = choose_provider(RuntimeOptions(provider))
     if fallback:
         warn(fallback)
@@ -64,10 +62,12 @@ class UnetFolder:
         Raises:
             BadModelError: there is none.
         """
-        config = self.folder.config(UNET)
+        config = self.folder.config(UNET.component)
         if not config:
             raise BadModelError(
-                f"{self.folder.path / UNET} has no config.json", component=UNET, hint="Export it with sdort export."
+                f"{self.folder.path / UNET.component} has no config.json",
+                component=UNET.component,
+                hint="Export it with sdort export.",
             )
         return config
 
@@ -78,11 +78,26 @@ class UnetFolder:
         Raises:
             BadModelError: a number that no family has.
         """
-        spec = self.folder.file(UNET).signature.inputs.get("time_ids")
+        spec = self.folder.file(UNET.component).signature.inputs.get("time_ids")
         count = (static_size(spec.shape, 1) or 0) if spec else 0
-        if count not in _SIZES:
-            raise BadModelError(f"it takes {count} sizes, as no SDXL and no refiner does", component=UNET)
+        if count not in self._classes:
+            raise BadModelError(f"it takes {count} sizes, as no SDXL and no refiner does", component=UNET.component)
         return count
+
+    @property
+    def comfyui(self) -> ComfyUI:
+        """ComfyUI's classes for its family.
+
+        Raises:
+            BadModelError: as :attr:`sizes`.
+        """
+        return self._classes[self.sizes]
+
+    @property
+    def _classes(self) -> dict[int, ComfyUI]:
+        """By the number of sizes that a UNet takes: a folder may hold a UNet alone, without what else tells."""
+        families = [family for family in FAMILIES.values() if family.denoiser.component == UNET.component]
+        return {len(each.sizes): each.comfyui for each in reversed(families) if each.comfyui}
 
     @cached_property
     def names(self) -> dict[str, str]:
@@ -105,7 +120,9 @@ class UnetFolder:
             BadModelError, ProviderError: as :func:`open_components`.
         """
         options: LoadOptions = {"provider": self.provider.name, "adapters": adapters}
-        return open_components(self.folder.path, (UNET,), options, control_inputs=control).sessions[UNET]
+        return open_components(self.folder.path, (UNET.component,), options, control_inputs=control).sessions[
+            UNET.component
+        ]
 
     def denoiser(self) -> Denoiser:
         """The UNet, open.
@@ -123,5 +140,5 @@ class UnetFolder:
             SdortError: as :func:`sdort.warmup.command.warm`, or the UNet does not run.
         """
         sizes, provider = [(height, width)], self.provider.name
-        done = warm(self.folder.path, sizes=sizes, batch_sizes=[images], components=[UNET], provider=provider)
+        done = warm(self.folder.path, sizes=sizes, batch_sizes=[images], components=[UNET.component], provider=provider)
         done.raise_if_failed()

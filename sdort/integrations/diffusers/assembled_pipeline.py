@@ -15,6 +15,8 @@ from sdort.engines.original import checkpoint_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.families.known_families import TEXT_ENCODERS
+from sdort.families.unet import UNET
 from sdort.generation.prompts import load_tokenizer
 from sdort.generation.schedulers import load_scheduler
 from sdort.generation.typed_options import LoadOptions
@@ -26,7 +28,7 @@ from sdort.integrations.torch.opened_component import OpenedComponents, open_com
 from sdort.integrations.torch.text_module import load_text_encoder, text_encoder_of
 from sdort.integrations.torch.unet_module import load_unet, unet_of
 from sdort.integrations.torch.vae_module import load_vae, vae_of
-from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER, TEXT_ENCODERS, UNET
+from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import CPU
 
@@ -97,7 +99,9 @@ def _components(folder: PipelineFolder, options: LoadOptions, steered: bool, tex
     """
     encoders = [encoder.component for encoder in folder.family.encoders]
     ours = [] if texts_of else encoders
-    opened = open_components(folder.path, (*ours, UNET, DECODER), options, optional=(ENCODER,), control_inputs=steered)
+    opened = open_components(
+        folder.path, (*ours, UNET.component, DECODER), options, optional=(ENCODER,), control_inputs=steered
+    )
     parts: dict[str, Any] = {
         "unet": unet_of(opened, reloader(load_unet, folder.path, options, control_inputs=steered)),
         "vae": vae_of(opened, reloader(load_vae, folder.path, options)),
@@ -115,7 +119,7 @@ def _torch_encoders(opened: OpenedComponents, names: Sequence[str], path: Path) 
         UsageError: it is not known where the checkpoint is.
         BadModelError: they do not load.
     """
-    unet = opened.sessions[UNET]
+    unet = opened.sessions[UNET.component]
     provider = CPU if unet.device.type == "cpu" else unet.session.provider
     with checkpoint_of(path) as checkpoint:
         engine = TorchEngine(

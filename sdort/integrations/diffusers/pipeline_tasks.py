@@ -42,7 +42,7 @@ def pipeline_class(folder: PipelineFolder, task: str) -> Any:
     _check_fit(folder, task)
     import diffusers
 
-    family = "StableDiffusionXL" if folder.family.size_conditioning else "StableDiffusion"
+    family = "StableDiffusionXL" if folder.family.sizes else "StableDiffusion"
     return getattr(diffusers, f"{family}{TASKS[task]}Pipeline")
 
 

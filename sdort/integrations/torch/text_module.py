@@ -13,11 +13,12 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
 from sdort.errors import UsageError
+from sdort.families.known_families import TEXT_ENCODERS
 from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.torch.graph_module import GraphModule, Reload, reloader
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.component_names import CLIP_SKIP, TEXT_ENCODERS
+from sdort.model.component_names import CLIP_SKIP
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

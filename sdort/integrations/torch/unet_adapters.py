@@ -21,9 +21,10 @@ from safetensors.torch import save_file
 
 from sdort.console import warn
 from sdort.errors import UsageError
+from sdort.families.known_families import TEXT_ENCODERS
+from sdort.families.unet import UNET
 from sdort.generation.adapted_weights import RunningAdapters, plan_adapters
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.component_names import TEXT_ENCODERS, UNET
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.adapters.adapter_keys import read_keys
 from sdort.pipelines.adapters.peft_settings import SETTINGS_KEY
@@ -44,7 +45,7 @@ class UnetAdapters:
     def __init__(self, session: TensorSession, folder: PipelineFolder) -> None:
         self._session = session
         self._folder = folder
-        self._running = RunningAdapters({UNET: session.session})
+        self._running = RunningAdapters({UNET.component: session.session})
         self._applied: list[AdapterChoice] | None = []
         self._numbers = itertools.count()
         self.files: dict[str, Path] = {}
@@ -106,7 +107,7 @@ class AdapterMethods:
     def load_lora_adapter(
         self,
         state_dict: Mapping[str, torch.Tensor],
-        prefix: str = UNET,
+        prefix: str = UNET.component,
         *,
         network_alphas: Mapping[str, float] | None = None,
         adapter_name: str | None = None,

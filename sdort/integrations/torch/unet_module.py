@@ -14,6 +14,7 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 
 from sdort.errors import UsageError
 from sdort.exporter.component_configs import class_defaults
+from sdort.families.unet import UNET
 from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.torch.graph_module import (
     GraphModule,
@@ -28,7 +29,7 @@ from sdort.integrations.torch.opened_component import OpenedComponents, open_com
 from sdort.integrations.torch.tensor_binding import Tensors
 from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.integrations.torch.unet_adapters import AdapterMethods, UnetAdapters
-from sdort.model.component_names import CONTROLNET, T2I_ADAPTER, UNET
+from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.onnx_io.component_file import read_component
 from sdort.workload.residuals import residual_inputs
 
@@ -56,7 +57,7 @@ class GraphUNet(AdapterMethods, GraphModule, ModelMixin, ConfigMixin, metaclass=
     @property
     def session(self) -> TensorSession:
         """The session that computes."""
-        return self.sessions[UNET]
+        return self.sessions[UNET.component]
 
     def forward(
         self,
@@ -154,7 +155,7 @@ class GraphUNet(AdapterMethods, GraphModule, ModelMixin, ConfigMixin, metaclass=
     @cached_property
     def _exported_residuals(self) -> dict[str, list[str]]:
         """The inputs for controls that the file has, of which a session may lack some."""
-        return residual_inputs(read_component(self.session.session.path, UNET).signature.inputs)
+        return residual_inputs(read_component(self.session.session.path, UNET.component).signature.inputs)
 
     def _run(self, feeds: Tensors, scale: float) -> dict[str, torch.Tensor]:
         if self.adapters is None:
@@ -196,15 +197,15 @@ def load_unet(path: str | Path, *, control_inputs: bool = False, **options: Unpa
         >>> unet = load_unet("fast", provider="cuda")
         >>> pipeline.register_modules(unet=unet)
     """
-    opened = open_components(path, (UNET,), options, control_inputs=control_inputs)
+    opened = open_components(path, (UNET.component,), options, control_inputs=control_inputs)
     return unet_of(opened, reloader(load_unet, path, options, control_inputs=control_inputs))
 
 
 def unet_of(opened: OpenedComponents, reload: Reload) -> GraphUNet:
     """The module of an open UNet; ``reload`` makes it again."""
-    unet = GraphUNet({**class_defaults("UNet2DConditionModel"), **opened.folder.config(UNET)})
-    session = opened.sessions[UNET]
-    unet.attach({UNET: session}, reload)
+    unet = GraphUNet({**class_defaults("UNet2DConditionModel"), **opened.folder.config(UNET.component)})
+    session = opened.sessions[UNET.component]
+    unet.attach({UNET.component: session}, reload)
     unet.adapters = UnetAdapters(session, opened.folder) if session.session.options.adapters else None
     unet.eval()
     return unet

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.tensor_shapes import shape_of
 from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import IMAGE_ENCODER
 from sdort.model.weights import Weight
-from sdort.pipelines.checkpoints.shape_configs import shape_of
 from sdort.pipelines.config_schemas import REQUIRED, component_schema
 from sdort.pipelines.configs import read_config
 from sdort.pipelines.file_kind import recognise_file

@@ -27,7 +27,7 @@ def write_pipeline_files(file: SingleFile, folder: Path) -> None:
     (folder / "scheduler").mkdir()
     write_json(folder / "scheduler" / "scheduler_config.json", file.scheduler)
     merges = read_clip_merges()
-    for part in file.release.encoders:
+    for part in file.family.encoders:
         if part.component in file.tensors:
             write_clip_tokenizer(folder / part.tokenizer, merges, part.pad)
 
@@ -39,12 +39,12 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _index(file: SingleFile) -> dict[str, Any]:
-    release = file.release
+    family = file.family
     parts = {"unet": ["diffusers", "UNet2DConditionModel"], "scheduler": ["diffusers", file.scheduler["_class_name"]]}
     if "vae" in file.tensors:
         parts["vae"] = ["diffusers", "AutoencoderKL"]
-    for part in release.encoders:
+    for part in family.encoders:
         if part.component in file.tensors:
             parts[part.component] = ["transformers", part.class_name]
             parts[part.tokenizer] = ["transformers", "CLIPTokenizer"]
-    return {"_class_name": release.pipelines[file.variant], **release.index, **parts}
+    return {"_class_name": family.pipelines[file.variant], **family.index, **parts}

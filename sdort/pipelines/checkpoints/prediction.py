@@ -13,10 +13,11 @@ import numpy as np
 from sdort.console import warn
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import cut, one_line
+from sdort.families.scheduler_configs import DDIM_V
+from sdort.families.unet import INPAINTING
 from sdort.machine.input_file import read_input
 from sdort.model.weights import Weight
-from sdort.pipelines.checkpoints.releases import DDIM_V
-from sdort.pipelines.weight_names import INPAINTING, SD2
+from sdort.pipelines.weight_names import SD2
 
 PREDICTIONS = ("epsilon", "v_prediction", "sample")
 """diffusers' names of what a UNet can predict."""

@@ -17,6 +17,10 @@ import numpy as np
 from sdort.console import warn
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import some
+from sdort.families.family import Encoder, Family, Shapes
+from sdort.families.known_families import FAMILIES
+from sdort.families.scheduler_configs import EDM, EDM_VAE, ZERO_SNR
+from sdort.families.unet import UNET
 from sdort.model.weights import Stored, Weight
 from sdort.pipelines.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
 from sdort.pipelines.checkpoints.prediction import (
@@ -25,13 +29,9 @@ from sdort.pipelines.checkpoints.prediction import (
     has_zero_snr,
     prediction_beside,
 )
-from sdort.pipelines.checkpoints.releases import EDM, EDM_VAE, RELEASES, ZERO_SNR, Release, TextPart
 from sdort.pipelines.checkpoints.shape_configs import (
     Config,
-    Shapes,
-    context_width,
     count_text_layers,
-    pooled_width,
     text_config,
     tiny_vae_config,
     unet_config,
@@ -39,7 +39,7 @@ from sdort.pipelines.checkpoints.shape_configs import (
 )
 from sdort.pipelines.file_kind import EXPORTED
 from sdort.pipelines.safetensors import read_header, read_tensors
-from sdort.pipelines.weight_names import LATENTS, LDM_UNET, REFINER, SD1, SD2, SDXL, recognise_tensors, unwrapped
+from sdort.pipelines.weight_names import LATENTS, LDM_UNET, recognise_tensors, unwrapped
 
 EMA = "model_ema."
 """Stands before the names of averaged weights, whose further dots are left out: ``model_ema.diffusion_modelout2bias``
@@ -61,7 +61,7 @@ class SingleFile:
     """A single-file checkpoint, its weights described and not read."""
 
     path: Path
-    release: Release
+    family: Family
     variant: str | None
     """What its UNet takes beside latents: ``inpainting``; None for nothing."""
     prediction: Prediction
@@ -78,7 +78,7 @@ class SingleFile:
     @property
     def lacks(self) -> list[str]:
         """The folders of components that its family has and the file has not."""
-        parts = [*(part.component for part in self.release.encoders), "vae"]
+        parts = [*(part.component for part in self.family.encoders), "vae"]
         return [name for name in parts if name not in self.tensors]
 
 
@@ -112,19 +112,17 @@ def _read(
         )
     unet = unet_tensors(_averaged(tensors) if ema else _within(tensors, prefix))
     config, variant = unet_config(_shapes(unet)), _variant(tensors)
-    release = _release(_shapes(unet))
-    if variant not in release.pipelines and variant is not None:
-        raise BadModelError(f"it is a {release.name} model ({variant}), which sdort does not export", hint=EXPORTED)
+    family = _family(_shapes(unet))
+    if variant not in family.pipelines and variant is not None:
+        raise BadModelError(f"it is a {family.name} model ({variant}), which sdort does not export", hint=EXPORTED)
     beside = None if prediction_type else prediction_beside(path)
-    found = find_prediction(release.name, variant, unet, tensors, notes, prediction_type, beside)
-    file = SingleFile(
-        path, release, variant, found, {"unet": unet}, scheduler=_scheduler(release, found, tensors, notes)
-    )
+    found = find_prediction(family.name, variant, unet, tensors, notes, prediction_type, beside)
+    file = SingleFile(path, family, variant, found, {"unet": unet}, scheduler=_scheduler(family, found, tensors, notes))
     file.has_ema = any(name.startswith(EMA) for name in tensors)
-    file.configs["unet"] = {**config, "sample_size": found.sample_size or release.sample_size}
+    file.configs["unet"] = {**config, "sample_size": found.sample_size or family.sample_size}
     used = {name for name in tensors if name.startswith(prefix)}
     if prefix:
-        for part in release.encoders:
+        for part in family.encoders:
             used |= _add_text_encoder(file, part, tensors)
         used |= _add_vae(file, tensors)
     if len(file.tensors) == 1:
@@ -158,13 +156,10 @@ def _check_latents(file: SingleFile) -> None:
         )
 
 
-def _release(shapes: Shapes) -> Release:
+def _family(shapes: Shapes) -> Family:
     """The family of a UNet, by what distinguishes its structure."""
-    if "add_embedding.linear_1.weight" in shapes:
-        # The refiner takes five numbers beside the pooled embedding, and attends to the same encoder's states.
-        return RELEASES[REFINER if pooled_width(shapes, 5) == context_width(shapes) else SDXL]
-    linear = any(len(shape) == 2 for name, shape in shapes.items() if name.endswith(".proj_in.weight"))
-    return RELEASES[SD2 if linear else SD1]
+    unets = (family for family in FAMILIES.values() if family.denoiser is UNET)
+    return next(family for family in unets if family.holds(shapes))
 
 
 def _variant(tensors: Mapping[str, Stored]) -> str | None:
@@ -172,14 +167,12 @@ def _variant(tensors: Mapping[str, Stored]) -> str | None:
     return None if variant == "v-prediction" else variant
 
 
-def _scheduler(
-    release: Release, prediction: Prediction, names: Mapping[str, Stored], notes: Mapping[str, str]
-) -> Config:
+def _scheduler(family: Family, prediction: Prediction, names: Mapping[str, Stored], notes: Mapping[str, str]) -> Config:
     if "edm_vpred.sigma_max" in names:
         raise BadModelError("it is a CosXL model, whose continuous noise levels sdort does not know", hint=EXPORTED)
     if "edm_mean" in names:
         return dict(EDM)
-    usual = {**(prediction.scheduler or release.scheduler), "prediction_type": prediction.kind}
+    usual = {**(prediction.scheduler or family.scheduler), "prediction_type": prediction.kind}
     if not has_zero_snr(names, notes):
         return usual
     if prediction.kind == "epsilon":
@@ -204,7 +197,7 @@ def _averaged(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     return {name.removeprefix(LDM_UNET): tensors[flat] for name, flat in names.items()}
 
 
-def _add_text_encoder(file: SingleFile, part: TextPart, tensors: Mapping[str, Stored]) -> set[str]:
+def _add_text_encoder(file: SingleFile, part: Encoder, tensors: Mapping[str, Stored]) -> set[str]:
     prefix = next((prefix for prefix in part.prefixes if any(map(_begins(prefix), tensors))), None)
     if prefix is None:
         return set()
@@ -230,7 +223,7 @@ def _add_vae(file: SingleFile, tensors: Mapping[str, Stored]) -> set[str]:
     vae = vae_tensors(_without_rest(_within(tensors, prefix)))
     scales = _edm_scales(tensors)
     file.tensors["vae"] = vae
-    file.configs["vae"] = {**vae_config(_shapes(vae)), **file.release.vae, **scales}
+    file.configs["vae"] = {**vae_config(_shapes(vae)), **file.family.vae, **scales}
     return {name for name in tensors if name.startswith(prefix)}
 
 

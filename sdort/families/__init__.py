@@ -1,0 +1,1 @@
+"""Families of pipelines, one file each: data, which all other folders read."""

@@ -1,0 +1,196 @@
+"""What a family of pipelines is made of: plain data and lookups; a file of this folder fills it in for each family."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from sdort.families.graph_tensor import GraphSignature
+from sdort.model.component_names import DECODER
+
+Config = Mapping[str, Any]
+Shapes = Mapping[str, tuple[int, ...]]
+"""Shapes of a component's tensors by diffusers' names."""
+
+BOS, EOS = "<|startoftext|>", "<|endoftext|>"
+"""CLIP's tokens before and behind a prompt."""
+
+LAST, PENULTIMATE = "last_hidden_state", "hidden_states of the last layer but one"
+"""Outputs of a text encoder that follow clip skip; other ones have the name of the graph's output."""
+
+HEIGHT, WIDTH, CROP_TOP, CROP_LEFT, AESTHETIC = "height", "width", "crop top", "crop left", "aesthetic score"
+"""Numbers that condition a denoiser: of the image in pixels, of the crop's corner, and of how much people like it."""
+
+
+@dataclass(frozen=True)
+class Roles:
+    """The names of a denoiser's inputs by what they are for."""
+
+    sample: str = "sample"
+    """The noisy latents, float [B, C, H, W]."""
+    timestep: str = "timestep"
+    """The timestep, one number or [B]."""
+    context: str = "encoder_hidden_states"
+    """The states of a prompt's tokens, float [B, tokens, width]."""
+    pooled: str | None = None
+    """The prompt as one vector, float [B, width]."""
+    sizes: str | None = None
+    """The numbers of :attr:`Family.sizes`, float [B, numbers]."""
+    guidance: str | None = None
+    """The embedding of the guidance scale, float [B, width], of models that were distilled with it."""
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All of them."""
+        return frozenset(name for name in vars(self).values() if name)
+
+
+@dataclass(frozen=True)
+class GraphOptions:
+    """What a denoiser's graph takes beside what its config says.
+
+    Attributes:
+        text_embeds: the width of the pooled text embedding, if it is known.
+        control: it takes the outputs of a ControlNet and of a T2I-Adapter.
+        image_tokens: it attends to so many tokens of each IP-Adapter's image.
+    """
+
+    text_embeds: int | None = None
+    control: bool = False
+    image_tokens: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Denoiser:
+    """The component that takes noise out of latents."""
+
+    component: str
+    """Its name: its folder in a checkpoint and in a pipeline."""
+    title: str
+    """Its name in messages."""
+    class_name: str
+    """Its class in ``library``, as ``model_index.json`` and its config name it."""
+    roles: Roles
+    signature: Callable[[Config, GraphOptions], GraphSignature]
+    """The inputs and outputs of its graph, by its config."""
+    counts: Callable[[Config], Counter[str]]
+    """The operators that its config promises: :func:`sdort.optimizer.architecture.architecture`."""
+    library: str = "diffusers"
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Inputs that its torch module takes under another name, or in a dictionary: ``DICTIONARY.NAME``."""
+    adapter_prefixes: tuple[str, ...] = ()
+    """Beginnings of the names of its modules in LoRA files, with underscores for dots."""
+
+
+@dataclass(frozen=True)
+class Encoder:
+    """A text encoder of a family."""
+
+    component: str
+    """Its name: its folder in a checkpoint and in a pipeline."""
+    conditioning: Mapping[str, str]
+    """Inputs of the denoiser -> the output that feeds each. Where several encoders feed one input, they stand side by
+    side in its last dimension."""
+    prefixes: tuple[str, ...] = ()
+    """Beginnings of its tensors' names in single files, in the order in which they are looked for."""
+    class_name: str = "CLIPTextModel"
+    """Its class in transformers."""
+    activation: str = "quick_gelu"
+    pad: str = EOS
+    """The token that fills up short prompts."""
+    unused: int | None = None
+    """The number of layers of the original, whose last one the family does not use; None where it uses all."""
+    config: Config = field(default_factory=dict)
+    """Entries of its config that no tensor tells."""
+
+    @property
+    def tokenizer(self) -> str:
+        """The folder of its tokenizer."""
+        return self.component.replace("text_encoder", "tokenizer")
+
+
+@dataclass(frozen=True)
+class Latents:
+    """The format of a family's latents."""
+
+    scaling_factor: float
+    """Their scale, where no config says."""
+    channels: int = 4
+    pixels: int = 8
+    """Pixels a latent along each side."""
+    preview_factors: tuple[tuple[float, float, float], ...] = ()
+    """Red, green and blue of each channel, fitted to the decoder:
+    https://github.com/comfyanonymous/ComfyUI/blob/master/comfy/latent_formats.py"""
+    preview_bias: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Red, green and blue of latents of zeros."""
+
+
+@dataclass(frozen=True)
+class ComfyUI:
+    """ComfyUI's classes for a family."""
+
+    config: str
+    """In ``comfy.supported_models``."""
+    linear_config: str
+    """There, of a model with matrices around its attentions in the place of 1x1 convolutions."""
+    model: str = "BaseModel"
+    """In ``comfy.model_base``."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of pipelines."""
+
+    name: str
+    """Its name as one of checkpoints, such as ``SD 1.x``."""
+    title: str
+    """Its name as one of pipelines; families that run in the same way share it."""
+    side: int
+    """Pixels of a side of the images that it was trained on, where no config says."""
+    denoiser: Denoiser
+    encoders: tuple[Encoder, ...]
+    latents: Latents
+    context_width: int
+    """The width of the states that its denoiser attends to."""
+    pipelines: Mapping[str | None, str]
+    """Variant of the denoiser (None: text to image) -> diffusers' class of the pipeline."""
+    scheduler: Config
+    """``scheduler_config.json`` of its published model."""
+    vae: Config
+    """Entries of the VAE's config that no tensor tells."""
+    holds: Callable[[Shapes], bool]
+    """Whether a denoiser with tensors of these shapes is of the family, where its name is one of ``tensors``."""
+    index: Config = field(default_factory=dict)
+    """Further entries of ``model_index.json``."""
+    sizes: tuple[str, ...] = ()
+    """The numbers that condition its denoiser, in their order."""
+    empty_is_zero: bool = False
+    """An empty negative prompt conditions as zeros, unless the pipeline's index says otherwise."""
+    refines: str | None = None
+    """The name of the family whose latents it finishes."""
+    comfyui: ComfyUI | None = None
+
+    @property
+    def needed(self) -> tuple[str, ...]:
+        """The components that text to image runs, in their order."""
+        return (*(encoder.component for encoder in self.encoders), self.denoiser.component, DECODER)
+
+    @property
+    def inputs(self) -> set[str]:
+        """The names of its denoiser's inputs; graphs may have more that runs need not feed."""
+        roles = self.denoiser.roles
+        conditioning = {name for encoder in self.encoders for name in encoder.conditioning}
+        sizes = {roles.sizes} if self.sizes and roles.sizes else set()
+        return {roles.sample, roles.timestep} | conditioning | sizes
+
+    @property
+    def aesthetic(self) -> bool:
+        """Whether an aesthetic score conditions it: a refiner, which works on an image or on what a base left."""
+        return AESTHETIC in self.sizes
+
+    @property
+    def sample_size(self) -> int:
+        """Latents of a side of the images that it was trained on."""
+        return self.side // self.latents.pixels
