@@ -23,6 +23,7 @@ import sdort
 from sdort.console import quiet_libraries
 from sdort.generation.control_choice import ControlChoice
 from sdort.generation.ip_adapter_choice import IpAdapterChoice
+from sdort.verification.metrics import psnr
 
 ROOT = Path(__file__).resolve().parents[1]
 LIMITS = {"exported": 60.0, "fast": 60.0, "half": 40.0}
@@ -148,16 +149,10 @@ def check(family: str, folder: Path, args: argparse.Namespace) -> Iterator[tuple
         for task in args.task:
             expected = theirs(family, task, parts, folder, scales, side)
             found = {
-                form: decibels(ours(pipeline, task, folder / f"control.{form}", scales, side), expected)
+                form: psnr(ours(pipeline, task, folder / f"control.{form}", scales, side), np.round(expected))
                 for form, pipeline in loaded.items()
             }
             yield kind, task, found
-
-
-def decibels(got: Any, expected: Any) -> float:
-    """The peak signal-to-noise ratio of two images."""
-    error = np.square(np.asarray(got, np.float64) - np.round(expected)).mean()
-    return float(10 * np.log10(255**2 / max(float(error), 1e-12)))
 
 
 def arguments() -> argparse.Namespace:

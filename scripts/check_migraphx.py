@@ -35,7 +35,7 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.error_measure import measure_errors
+from sdort.model.judgement import Errors, limit_share, measure_errors
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import stored_dtype
@@ -164,8 +164,8 @@ def unfused(path: Path, component: str, fp16: bool, folder: Path) -> Path:
     return folder / "model.onnx"
 
 
-Errors = dict[str, Tolerance]
-"""Largest and mean error of every output, relative to its standard deviation."""
+OutputErrors = dict[str, Errors]
+"""Errors of every output."""
 
 
 def measure(
@@ -175,7 +175,7 @@ def measure(
     feeds: Mapping[str, Array],
     expected_outputs: Mapping[str, Array],
     target: str,
-) -> Errors:
+) -> OutputErrors:
     """Run one model; a line about it."""
     model = onnx.load(path, load_external_data=False)
     dtypes = {item.name: item.dtype for item in declared_inputs(model, component)}
@@ -192,27 +192,23 @@ def measure(
     errors = {}
     for output, actual in zip(model.graph.output, results, strict=True):
         expected = expected_outputs[output.name]
-        error = measure_errors(actual.reshape(expected.shape), expected)
-        errors[output.name] = Tolerance(error.largest_share, error.mean_share)
+        errors[output.name] = measure_errors(actual.reshape(expected.shape), expected)
     return errors
 
 
-def exceeding(errors: Errors, limits: Errors) -> list[str]:
+def exceeding(errors: OutputErrors, limits: Mapping[str, Tolerance]) -> list[str]:
     """The outputs that are not within their limits; NaN is within none."""
-    return [
-        name
-        for name, error in errors.items()
-        if not (error.largest <= limits[name].largest and error.mean <= limits[name].mean)
-    ]
+    return [name for name, error in errors.items() if not limit_share(error, limits[name]) <= 1]
 
 
-def tell(errors: Errors, limits: Errors, whose: str) -> bool:
+def tell(errors: OutputErrors, limits: Mapping[str, Tolerance], whose: str) -> bool:
     """A line per output; whether all are within ``limits``."""
     outside = exceeding(errors, limits)
     for name, error in errors.items():
         limit = limits[name]
-        print(f"  {name}: largest error {error.largest:.1e} of {limit.largest:.1e}, mean {error.mean:.1e} of "
-              f"{limit.mean:.1e} ({whose}): {'exceeded' if name in outside else 'passed'}")  # fmt: skip
+        print(f"  {name}: largest error {error.largest_share:.1e} of {limit.largest:.1e}, "
+              f"mean {error.mean_share:.1e} of {limit.mean:.1e} ({whose}): "
+              f"{'exceeded' if name in outside else 'passed'}")  # fmt: skip
     return not outside
 
 
@@ -231,7 +227,8 @@ def check(library: Migraphx, component: str, original: Path, optimized: Path, sa
         print("  the original, unfused: ", end="")
         plain = unfused(original, component, dtype == "float16", Path(folder))
         own = measure(library, plain, component, feeds, expected_outputs, target)
-    return tell(errors, {name: error.times(ALLOWANCE) for name, error in own.items()}, "twice the original's own")
+    limits = {name: Tolerance(each.largest_share, each.mean_share).times(ALLOWANCE) for name, each in own.items()}
+    return tell(errors, limits, "twice the original's own")
 
 
 def main() -> int:

@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
-from sdort.console import DOCUMENTS
+from sdort.console import DOCUMENTS, json_keys
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMAS = "docs/schemas"
@@ -71,14 +71,11 @@ class Schema:
     def _object(self, report: type) -> dict[str, Any]:
         hints, notes = _hints(report), _notes(report)
         properties: dict[str, Any] = {}
-        for field in dataclasses.fields(report):
-            key = field.metadata.get("json", field.name)
-            if key is None:
-                continue
-            note = notes.get(field.name, "")
+        for name, key in json_keys(report).items():
+            note = notes.get(name, "")
             if not note:
-                self.undocumented.append(f"{report.__module__}.{report.__qualname__}.{field.name}")
-            properties[key] = {**self._type(hints[field.name]), **({"description": note} if note else {})}
+                self.undocumented.append(f"{report.__module__}.{report.__qualname__}.{name}")
+            properties[key] = {**self._type(hints[name]), **({"description": note} if note else {})}
         names = list(properties)
         shape = {"type": "object", "description": _plain(inspect.getdoc(report) or "")}
         schema = report.__dict__.get("__schema__")
@@ -127,7 +124,9 @@ def _hints(report: type) -> dict[str, Any]:
             if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("sdort"):
                 source = importlib.import_module(node.module)
                 names |= {a.asname or a.name: getattr(source, a.name) for a in node.names if hasattr(source, a.name)}
-    return typing.get_type_hints(report, names)
+    getters = {name: part.fget for name, part in inspect.getmembers(report, lambda part: isinstance(part, property))}
+    kinds = {name: typing.get_type_hints(getter, names)["return"] for name, getter in getters.items() if getter}
+    return {**kinds, **typing.get_type_hints(report, names)}
 
 
 def _notes(report: type) -> dict[str, str]:
@@ -140,6 +139,8 @@ def _notes(report: type) -> dict[str, str]:
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)
         for line, after in zip(body.body, [*body.body[1:], None], strict=True):
+            if isinstance(line, ast.FunctionDef) and isinstance(base.__dict__.get(line.name), property):
+                notes[line.name] = _plain(ast.get_docstring(line) or "")
             if not (isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name)):
                 continue
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):

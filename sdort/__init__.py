@@ -61,7 +61,6 @@ __all__ = [
     "prune_tuning",
     "remove_comfyui_nodes",
     "remove_model",
-    "report_of",
     "run",
     "set_verbosity",
     "to_json",
@@ -149,7 +148,6 @@ _MODULES = {
     ),
     "sdort.pipelines.folder_signature": ("verify_signature",),
     "sdort.verification.command": ("verify",),
-    "sdort.verification.report.json_report": ("report_of",),
     "sdort.verification.outcome": ("Verification",),
     "sdort.warmup.command": (
         "plan_warm",

@@ -49,7 +49,6 @@ from sdort.tuning.command import prune_tuning as prune_tuning
 from sdort.tuning.command import verify_tuning as verify_tuning
 from sdort.verification.command import verify as verify
 from sdort.verification.outcome import Verification as Verification
-from sdort.verification.report.json_report import report_of as report_of
 from sdort.warmup.command import plan_warm as plan_warm
 from sdort.warmup.command import warm as warm
 from sdort.warmup.tune_ops import tune_ops as tune_ops

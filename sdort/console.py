@@ -389,6 +389,17 @@ def document(name: str, version: int, *, is_open: bool = False) -> Callable[[_Re
     return mark
 
 
+def json_keys(report: type) -> dict[str, str]:
+    """Attribute of a dataclass -> its key in JSON, in the order of the keys.
+
+    These are its fields, or the fields and properties that its ``__json__`` names, a tuple. A field's
+    ``metadata={"json": name}`` gives it another key, and ``{"json": None}`` leaves it out.
+    """
+    fields = {field.name: field.metadata.get("json", field.name) for field in dataclasses.fields(report)}
+    named = getattr(report, "__json__", tuple(fields))
+    return {name: key for name in named if (key := fields.get(name, name)) is not None}
+
+
 def emit_json(obj: object) -> None:
     """Print :func:`to_json` of ``obj`` on stdout."""
     click.echo(json.dumps(to_json(obj), indent=2))
@@ -397,9 +408,8 @@ def emit_json(obj: object) -> None:
 def to_json(obj: object) -> Any:
     """Plain JSON values of a report: dicts with text keys, lists, text, numbers, booleans and None.
 
-    Dataclasses become objects with a key for each field; those marked with :func:`document` begin with ``schema``.
-    ``field(metadata={"json": name})`` gives a field another key,
-    and ``field(metadata={"json": None})`` leaves it out. Enums become their values, paths text, sets sorted lists and
+    Dataclasses become objects with the keys of :func:`json_keys`; those marked with :func:`document` begin with
+    ``schema``. Enums become their values, paths text, sets sorted lists and
     numpy scalars numbers. JSON has neither NaN nor infinity: NaN becomes None, infinity the text ``inf`` or ``-inf``.
     Nor has it bytes of file names that are no UTF-8 (halves of surrogate pairs): they are written as ``\\udcff``.
 
@@ -417,8 +427,7 @@ def to_json(obj: object) -> Any:
     if isinstance(obj, Path):
         return encodable(str(obj))
     if dataclasses.is_dataclass(obj) and not isinstance(obj, type):
-        names = {field.name: field.metadata.get("json", field.name) for field in dataclasses.fields(obj)}
-        values = {key: to_json(getattr(obj, name)) for name, key in names.items() if key is not None}
+        values = {key: to_json(getattr(obj, name)) for name, key in json_keys(type(obj)).items()}
         schema = type(obj).__dict__.get("__schema__")
         return values if schema is None else {"schema": schema, **values}
     if isinstance(obj, Mapping):

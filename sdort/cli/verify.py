@@ -236,9 +236,7 @@ def command(
         _show(result)
         result.raise_if_failed()
         return
-    from sdort.verification.report.json_report import report_of
-
-    emit_json(report_of(result))
+    emit_json(result)
     if not result.passed:
         # The record says what failed; the error as a second object would make stdout no JSON.
         raise click.exceptions.Exit(ParityError.exit_code)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-import numpy as np
-
 from sdort.emulation.rounding import emulate
-from sdort.model.error_measure import measure_errors
+from sdort.model.judgement import measure_errors, unfit
 from sdort.model.model import Model
 from sdort.model.signature import Array
 from sdort.onnx_io.save import save_model
@@ -47,11 +45,8 @@ def describe_result(outputs: Mapping[str, Array], expected: Mapping[str, Array])
     """The worst of all outputs, in words."""
     errors = {}
     for name, value in outputs.items():
-        exact = expected[name].astype(np.float64)
-        if not np.isfinite(value).all():
-            return f"{name} is NaN or infinite"
-        if exact.size > 1 and value.min() == value.max() and exact.min() != exact.max():
-            return f"{name} is the same everywhere"
-        errors[name] = measure_errors(value, exact).mean_share
+        if problem := unfit(value, expected[name]):
+            return f"{name} {problem}"
+        errors[name] = measure_errors(value, expected[name]).mean_share
     worst = max(errors, key=errors.__getitem__)
     return f"{worst} is off by {errors[worst]:.1e} of its standard deviation in the mean"

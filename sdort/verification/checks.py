@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sdort.generation.images import Generated
+from sdort.model.judgement import Judgement, judge_outputs
 from sdort.model.signature import Array
 from sdort.providers.provider import Provider
 from sdort.verification.image_comparison import compare_image, summarize_images
-from sdort.verification.judgement import Judgement, judge_output
 from sdort.verification.limits import GPU_ALLOWANCE, LAST_ALLOWANCE, LAST_TIMESTEPS, TOLERANCES, Tolerance
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
@@ -80,8 +80,7 @@ def check_outputs(
         precision: which tolerance holds.
     """
     limit = precision.tolerance(component)
-    wanted = {name: expected for name, _, expected in pair_outputs(outputs, reference or {})}
-    judged = {name: judge_output(value, wanted.get(name), limit, against) for name, value in outputs.items()}
+    judged = judge_outputs(outputs, reference, limit, against)
     problem = next((_sentence(name, each, against) for name, each in judged.items() if each.problem), None)
     errors = [each.errors for each in judged.values() if each.errors]
     if not errors:
@@ -94,31 +93,14 @@ def _sentence(name: str, judged: Judgement, against: str) -> str:
     return f"differs from {against} by its {judged.problem}" if judged.errors else f"{name} {judged.problem}"
 
 
-def pair_outputs(outputs: Mapping[str, Array], reference: Mapping[str, Array]) -> Iterator[tuple[str, Array, Array]]:
-    """By name, or by order where the two share no name. Torch gives outputs that an export may leave out."""
-    common = [name for name in outputs if name in reference]
-    if common:
-        yield from ((name, outputs[name], reference[name]) for name in common)
-    else:
-        yield from ((name, value, expected) for (name, value), expected in zip(outputs.items(), reference.values()))  # noqa: B905
-
-
 def check_images(
     images: Sequence[Generated], reference: Sequence[Generated] | None, against: str, precision: Precision
 ) -> Verdict:
     """Check a pipeline's images together, as ``sdort verify`` does; arguments as for :func:`check_outputs`."""
-    for image in images:
-        if image.problem:
-            return Verdict(f"the image of seed {image.seed} is bad: {image.problem}", "finite, not constant")
+    expected = [None] * len(images) if reference is None else reference
+    pairs = zip(images, expected, strict=True)
+    summary = summarize_images([compare_image("", image, other, precision.dtype) for image, other in pairs])
     if reference is None:
-        return Verdict(None, NO_REFERENCE)
-    comparisons = []
-    for image, expected in zip(images, reference, strict=True):
-        if expected.problem:
-            return Verdict(f"{against} itself gives a bad image: {expected.problem}", against)
-        if image.pixels.shape != expected.pixels.shape:
-            return Verdict(f"the image is {image.pixels.shape}, {against} {expected.pixels.shape}", against)
-        comparisons.append(compare_image("", image, expected, precision.dtype))
-    summary = summarize_images(comparisons)
+        return Verdict(summary.problem, NO_REFERENCE)
     problem = f"is not like {against}: {summary.problem}" if summary.problem else None
     return Verdict(problem, against, psnr=summary.psnr, lowest_psnr=summary.lowest, few=summary.few)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
 from sdort.errors import SdortError
-from sdort.model.error_measure import Errors
-from sdort.verification.checks import Precision, pair_outputs
-from sdort.verification.judgement import judge_output
+from sdort.model.judgement import Errors, judge_outputs, limit_share
+from sdort.verification.checks import Precision
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import Inputs
 from sdort.verification.runners import RunConfiguration, run_candidate, run_original, run_torch
@@ -21,25 +21,37 @@ ONNX, TORCH = "ONNX", "torch"
 
 @dataclass(frozen=True)
 class Comparison:
-    """One output of a component on one set of inputs against one reference."""
+    """One output of a component on one set of inputs against one reference; errors are None where nothing could be
+    measured."""
+
+    __json__: ClassVar = (
+        "component", "precision", "inputs", "sample", "timestep", "against", "output", "passed", "problem", "largest",
+        "mean", "cosine", "largest_share", "mean_share", "limit", "limit_share",
+    )  # fmt: skip
 
     component: str
+    """The component."""
     precision: str
+    """The precision whose limits hold."""
     inputs: str
-    """``random`` or ``recorded``."""
+    """``random`` or ``recorded`` inputs."""
     sample: str
-    """Which of them, in words."""
+    """The inputs' number or origin."""
     against: str
-    """``ONNX`` or ``torch``."""
+    """The reference: ``ONNX`` or ``torch``."""
     output: str
-    limit: Tolerance
+    """The output that was compared."""
+    limit: Tolerance = field(metadata={"json": "allowed"})
+    """The limits, under the names of the errors that they hold for."""
     errors: Errors | None = None
     """None if the outputs cannot be compared at all; ``problem`` says why."""
     problem: str | None = None
+    """The reason why it fails; None if it passes."""
     feeds: Inputs | None = field(default=None, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
+        """Whether every error is within its limit."""
         return self.problem is None
 
     @property
@@ -48,14 +60,39 @@ class Comparison:
         return None if self.feeds is None else self.feeds.timestep
 
     @property
+    def largest(self) -> float | None:
+        """Largest absolute error."""
+        return None if self.errors is None else self.errors.largest
+
+    @property
+    def mean(self) -> float | None:
+        """Mean absolute error."""
+        return None if self.errors is None else self.errors.mean
+
+    @property
+    def cosine(self) -> float | None:
+        """Cosine similarity of the two."""
+        return None if self.errors is None else self.errors.cosine
+
+    @property
+    def largest_share(self) -> float | None:
+        """Largest error over the standard deviation of the reference's output."""
+        return None if self.errors is None else self.errors.largest_share
+
+    @property
+    def mean_share(self) -> float | None:
+        """Mean error over the same."""
+        return None if self.errors is None else self.errors.mean_share
+
+    @property
+    def limit_share(self) -> float | None:
+        """The error that uses most of its limit, as a multiple of that limit."""
+        return None if self.errors is None else self.share
+
+    @property
     def share(self) -> float:
         """Error as a multiple of the limit."""
-        return np.inf if self.errors is None else _share(self.errors, self.limit)
-
-
-def _share(errors: Errors, limit: Tolerance) -> float:
-    turned = (1 - errors.cosine) / (1 - limit.cosine)
-    return max(errors.largest_share / limit.largest, errors.mean_share / limit.mean, turned)
+        return np.inf if self.errors is None else limit_share(self.errors, self.limit)
 
 
 def compare_component(
@@ -88,12 +125,10 @@ def compare_component(
             missing.append(f"{component} with {against}: {error.message}")
             continue
         for case, outputs, expected in zip(inputs, actual, expected_outputs, strict=True):
-            for name, value, reference in pair_outputs(outputs, expected):
-                limit = precision.tolerance(component, case.timestep)
-                measured, problem = judge_output(value, reference, limit)
-                results.append(
-                    Comparison(
-                        component, precision.dtype, case.kind, case.label, against, name, limit, measured, problem, case
-                    )
-                )
+            limit = precision.tolerance(component, case.timestep)
+            results += [
+                Comparison(component, precision.dtype, case.kind, case.label, against, name, limit, *judged, case)
+                for name, judged in judge_outputs(outputs, expected, limit).items()
+                if judged.errors or judged.problem
+            ]
     return results, missing

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdort.model.error_measure import Errors
+from sdort.model.judgement import Errors
 from sdort.verification.component_comparison import Comparison
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median_high, median_low
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -35,19 +35,28 @@ REFINED = 0.5
 class ImageComparison:
     """One image against its reference."""
 
+    __json__: ClassVar = (
+        "prompt", "seed", "precision", "psnr", "ssim", "largest_pixel", "differs", "passed", "problem", "limit_share",
+    )  # fmt: skip
+
     prompt: str
+    """The prompt."""
     seed: int
+    """The seed."""
     precision: str
+    """The precision whose limits hold."""
     psnr: float | None = None
-    """In dB; infinite when they are equal."""
+    """PSNR in dB, infinite when they are equal; None where nothing could be measured."""
     ssim: float | None = None
+    """Structural similarity, from -1 to 1."""
     largest_pixel: int | None = None
+    """Largest difference of a pixel, of 255."""
     problem: str | None = None
     """Reason that makes it bad whatever the other images are: not generated, shows nothing, of another size."""
     differs: str | None = None
     """The limits that it exceeds; :func:`summarize_images` says whether too many are."""
-    image: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
-    reference: Array = field(default_factory=no_image, repr=False, compare=False, metadata={"json": None})
+    image: Array = field(default_factory=no_image, repr=False, compare=False)
+    reference: Array = field(default_factory=no_image, repr=False, compare=False)
 
     @property
     def passed(self) -> bool:
@@ -55,7 +64,7 @@ class ImageComparison:
         return self.problem is None and self.differs is None
 
     @property
-    def share(self) -> float | None:
+    def limit_share(self) -> float | None:
         """Difference as a multiple of what the limits of the median allow: of PSNR's root mean square, of 1 - SSIM and
         of the largest pixel's difference the one that uses most. None where nothing was measured."""
         if self.psnr is None:
@@ -148,9 +157,16 @@ def compare_images(
     ]
 
 
-def compare_image(prompt: str, image: Generated, expected: Generated, precision: str) -> ImageComparison:
-    """Measure one image; ``precision`` is the dtype of the weights."""
-    comparison = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels, reference=expected.pixels)
+def compare_image(prompt: str, image: Generated, expected: Generated | None, precision: str) -> ImageComparison:
+    """Measure one image; without a reference it is only looked at whether it shows something.
+
+    Args:
+        precision: the dtype of the weights.
+    """
+    comparison = partial(ImageComparison, prompt, image.seed, precision, image=image.pixels)
+    if expected is None:
+        return comparison(problem=f"the image is bad: {image.problem}" if image.problem else None)
+    comparison = partial(comparison, reference=expected.pixels)
     for what, measured in (("the reference", expected), ("the image", image)):
         if measured.problem:
             return comparison(problem=f"{what} is bad: {measured.problem}")

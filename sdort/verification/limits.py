@@ -5,7 +5,8 @@ Imports nothing heavy: the command line shows :data:`REASONS` in its help.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from sdort.model.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 
@@ -14,8 +15,12 @@ from sdort.model.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODE
 class Tolerance:
     """Largest and mean absolute error allowed, both relative to the standard deviation of the reference's output."""
 
-    largest: float
-    mean: float
+    __json__: ClassVar = ("largest", "mean", "cosine")
+
+    largest: float = field(metadata={"json": "largest_share"})
+    """Largest error over the standard deviation of the reference's output."""
+    mean: float = field(metadata={"json": "mean_share"})
+    """Mean error over the same."""
 
     @property
     def cosine(self) -> float:

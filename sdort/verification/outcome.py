@@ -7,7 +7,9 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import ClassVar
 
+from sdort.console import document
 from sdort.errors import ParityError
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions, runtime_words
@@ -18,7 +20,7 @@ from sdort.verification.command_line import VerifyOptions
 from sdort.verification.component_comparison import ONNX, Comparison
 from sdort.verification.component_summary import Summary, summarize_comparisons, worst_summary
 from sdort.verification.image_comparison import ImageComparison, ImageSummary, summarize_images
-from sdort.verification.limits import ENOUGH
+from sdort.verification.limits import ENOUGH, REASONS, Reason
 from sdort.verification.remedy import remedy
 from sdort.verification.report.shares import of_the_limit, percent
 from sdort.verification.semantic import SemanticScore
@@ -48,32 +50,46 @@ class Provenance:
     command: str = ""
 
 
+@document("verify", 1)
 @dataclass
 class Verification:
-    """Result of a verification."""
+    """Everything that was compared, and what came of it."""
+
+    __json__: ClassVar = (
+        "candidate", "against", "checkpoint", "provider", "steps", "passed", "failed", "missing", "notes", "precisions",
+        "comparisons", "images", "images_together", "findings", "semantic", "limits", "verdict", "provenance",
+    )  # fmt: skip
 
     candidate: Path
+    """The pipeline that was verified."""
     against: Path | None
-    """The un-optimized ONNX."""
+    """The original ONNX pipeline; None if there is none."""
     checkpoint: Path | None
-    """The diffusers checkpoint that torch ran."""
+    """The original checkpoint, which torch ran; None if there is none."""
     provider: str
+    """The execution provider that ran."""
     steps: int
+    """Denoising steps of the images."""
     options: VerifyOptions = field(default_factory=VerifyOptions)
     """What was asked for."""
     provenance: Provenance = field(default_factory=Provenance)
+    """When, where and with which versions it was verified."""
     precisions: dict[str, Precision] = field(default_factory=dict)
-    """By component."""
-    comparisons: list[Comparison] = field(default_factory=list)
+    """Component -> its precision."""
+    comparisons: list[Comparison] = field(default_factory=list, metadata={"json": "components"})
+    """The comparisons of components."""
     images: list[ImageComparison] = field(default_factory=list)
+    """The comparisons of images."""
     findings: list[BisectionFinding] = field(default_factory=list)
+    """First wrong nodes, with ``--bisect``."""
     searched: list[str] = field(default_factory=list)
     """Components that ``--bisect`` looked into, with or without a finding."""
     semantic: SemanticScore | None = None
-    """Score of how well the candidate follows prompts."""
+    """Score of how well the candidate follows prompts; None if not asked for."""
     missing: list[str] = field(default_factory=list)
     """Comparisons that were asked for and could not be made, with the reason."""
     notes: list[str] = field(default_factory=list)
+    """What else there is to know."""
     made_of: Path | None = None
     """The checkpoint that the candidate was made of on first use."""
 
@@ -83,9 +99,14 @@ class Verification:
         return self.made_of or self.candidate
 
     @property
-    def judged(self) -> ImageSummary:
+    def images_together(self) -> ImageSummary:
         """All images together."""
         return summarize_images(self.images)
+
+    @property
+    def limits(self) -> tuple[Reason, ...]:
+        """The limits in words."""
+        return REASONS
 
     @property
     def summaries(self) -> list[Summary]:
@@ -96,7 +117,7 @@ class Verification:
     def failed(self) -> list[str]:
         """Components, ``images`` and ``semantic score``: what is out of its limits."""
         names = [comparison.component for comparison in self.comparisons if not comparison.passed]
-        names += ["images"] if self.judged.problem else []
+        names += ["images"] if self.images_together.problem else []
         names += ["semantic score"] if self.semantic and not self.semantic.passed else []
         return list(dict.fromkeys(names))
 
@@ -135,8 +156,8 @@ class Verification:
                 f"{len(wrong)} of {counted(len(summaries), 'comparison')} out of limits, worst: {worst.component}, "
                 f"{worst.inputs} inputs, against {worst.against}: {share}"
             )
-        if self.judged.problem:
-            parts.append(f"images out of limits: {self.judged.problem}")
+        if self.images_together.problem:
+            parts.append(f"images out of limits: {self.images_together.problem}")
         if self.semantic and not self.semantic.passed:
             parts.append(f"semantic score too low: {self.semantic.wanted} wanted")
         if self.missing:
@@ -156,7 +177,7 @@ class Verification:
             return replace(options, components=left[:1], images=False, bisect=True).command_line(self.shown)
         if self._remedy:
             return self._remedy[1]
-        if self.failed == ["images"] and self.judged.few:
+        if self.failed == ["images"] and self.images_together.few:
             prompts = len({comparison.prompt for comparison in self.images})
             return replace(options, seeds=math.ceil(ENOUGH / prompts)).command_line(self.shown)
         if self.passed and self.images:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from sdort.generation.images import Generated
 from sdort.generation.request import Request
@@ -45,13 +45,18 @@ class Miss:
 class SemanticScore:
     """Right images out of those judged, by kind, and whether they are as many as the demo model has to reach."""
 
+    __json__: ClassVar = ("counts", "wanted", "passed", "original", "misses")
+
     counts: Counts
+    """By kind: how many images show what their prompts ask for, and of how many."""
     bars: dict[str, float]
     """By kind: the share that has to be right."""
     passed: bool
+    """Whether the bars are reached."""
     misses: tuple[Miss, ...] = ()
+    """The images that do not show what was asked for."""
     original: Counts | None = None
-    """The original's, if it was scored on every prompt too."""
+    """The same counts of the original's images; None where not all were generated."""
 
     @property
     def wanted(self) -> str:

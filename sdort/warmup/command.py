@@ -20,6 +20,7 @@ from sdort.errors.option_types import typed
 from sdort.first_use.find_pipeline import pipeline_folder, ready_folder
 from sdort.machine.disk import WritePlan
 from sdort.model.component_names import ENCODER
+from sdort.model.judgement import unfit
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import open_folder
 from sdort.providers import AUTO
@@ -276,6 +277,9 @@ class _Warmer:
                 last, state = state, tuning_state(session, item.key.model)
                 if state == last:
                     break
+            for name, value in binding.outputs().items():
+                if problem := unfit(value, None):
+                    warn(f"{item}: on random inputs its output {name} {problem}")
             with filling(session, item.key, self.store) as made:
                 made.first_run_s = round(before, 4)
         if not self.runtime.tuning:

@@ -235,7 +235,7 @@ def test_images_are_held_to_the_psnr_of_their_precision(difference: int, fp16: b
 
 def test_a_bad_image_fails_whatever_it_is_compared_with() -> None:
     bad = Generated(3, np.zeros((2, 2, 3), np.uint8), "it is all black")
-    assert "seed 3 is bad: it is all black" in (check_images([bad], [bad], "it", FP32).problem or "")
+    assert "seed 3: the reference is bad: it is all black" in (check_images([bad], [bad], "it", FP32).problem or "")
 
 
 # Cases

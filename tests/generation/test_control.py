@@ -33,6 +33,7 @@ from sdort.optimizer.command import optimize
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.runtime.unsteered import remove_control_inputs
+from sdort.verification.metrics import psnr
 from sdort.workload.residuals import all_residuals, residual_shapes
 
 LIKE = 60
@@ -138,8 +139,7 @@ def _generate(pipeline: Any, control: list[Any], **options: Any) -> Any:
 
 
 def _decibels(ours: Any, theirs: Any) -> float:
-    error = np.square(np.asarray(ours, np.float64) - np.round(theirs)).mean()
-    return float(10 * np.log10(255**2 / max(error, 1e-12)))
+    return psnr(np.asarray(ours), np.round(theirs))
 
 
 CASES: dict[str, tuple[list[int], Callable[[Made], list[Any]], dict[str, Any], dict[str, Any]]] = {

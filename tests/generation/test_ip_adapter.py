@@ -27,6 +27,7 @@ from sdort.generation.ip_adapter_tokens import check_ip_adapter_images
 from sdort.optimizer.command import optimize
 from sdort.pipelines.clip_processing import usual_processing
 from sdort.runtime.unsteered import remove_control_inputs
+from sdort.verification.metrics import psnr
 
 LIKE = 60
 """Decibels: fp32 sums in another order; a wrong scale, token or negative image costs tens of them."""
@@ -103,8 +104,7 @@ def _generate(made: Made, pipeline: Any, scales: tuple[float, float] | None, **o
 
 
 def _decibels(ours: Any, theirs: Any) -> float:
-    error = np.square(np.asarray(ours, np.float64) - np.round(theirs)).mean()
-    return float(10 * np.log10(255**2 / max(error, 1e-12)))
+    return psnr(np.asarray(ours), np.round(theirs))
 
 
 @pytest.mark.parametrize("scales", [(1.0, 0.0), (0.0, 0.7), (0.5, 1.2)], ids=["plain", "plus", "both"])

@@ -98,7 +98,7 @@ def test_the_islands_are_what_was_made_fragile(models: Fragile) -> None:
     assert decoder.bytes == 2 * sum(p.numel() for each in convolutions for p in each.parameters())
     assert decoder.nodes == 4
     assert 0 < (decoder.share_of_time or 0) < 1
-    assert decoder.without == "sample is NaN or infinite"
+    assert decoder.without == "sample has NaN or infinite values (100 % of it)"
     assert re.fullmatch(r"sample is off by \d\.\de-0[34] of its standard deviation in the mean", decoder.within)
 
 
@@ -320,7 +320,7 @@ def test_fp16_may_stand_anywhere_with_and_without_a_value(one: str, tmp_path: Pa
     # The scan of random inputs finds the same.
     assert "vae_decoder: in fp32: 5 nodes" in told.output
     assert "Conv from input to Conv, everywhere: its output" in told.output
-    assert "in fp16 alone sample is NaN or infinite; like this sample is off by" in told.output
+    assert "in fp16 alone sample has NaN or infinite values (100 % of it); like this sample is off by" in told.output
     assert "has no effect" not in told.output, "it warned of its own prompt"
     assert [Path(each, PLAN).exists() for each in out] == [False, False, True, True]
     casts = [len(load_model(Path(each) / "model.onnx").graph.nodes) for each in out]
@@ -349,8 +349,8 @@ def test_bf16_is_refused_with_a_reason(one: str, tmp_path: Path, provider: str) 
 def test_the_outcome_in_words() -> None:
     y = np.array([1.0, 3.0])
     assert describe_result({"y": y}, {"y": y + 0.5}) == "y is off by 5.0e-01 of its standard deviation in the mean"
-    assert describe_result({"y": y * np.nan}, {"y": y}) == "y is NaN or infinite"
-    assert describe_result({"y": np.ones(2)}, {"y": y}) == "y is the same everywhere"
+    assert describe_result({"y": y * np.nan}, {"y": y}) == "y has NaN or infinite values (100 % of it)"
+    assert describe_result({"y": np.ones(2)}, {"y": y}) == "y is constant"
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from support.parity import compare
 from support.turns import in_turns
 
 from sdort.lowering.steps import OptimizeOptions, optimize_model
+from sdort.model.judgement import Errors
 from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.providers import load_target
@@ -107,5 +108,5 @@ def test_the_reference_is_in_float64(exported: Callable[[Case], Path]) -> None:
 def test_errors_are_held_to_both_limits() -> None:
     limits = {"a": Tolerance(1e-2, 1e-3), "b": Tolerance(1e-2, 1e-3)}
     for largest, mean, outside in ((1e-2, 1e-3, []), (1.1e-2, 1e-3, ["b"]), (1e-2, 1.1e-3, ["b"]), (nan, nan, ["b"])):
-        errors = {"a": Tolerance(0.0, 0.0), "b": Tolerance(largest, mean)}
+        errors = {"a": Errors(0, 0, 1, 0, 0, 0), "b": Errors(0, 0, 1, largest, mean, 0)}
         assert check_migraphx.exceeding(errors, limits) == outside

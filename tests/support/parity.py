@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 
 from sdort.emulation.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError, ParityError, UsageError
-from sdort.model.error_measure import measure_errors
+from sdort.model.judgement import Errors, limit_share, measure_errors, unfit
 from sdort.model.signature import Array
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.precision_mark import stored_dtype
@@ -39,8 +38,15 @@ class OutputParity:
 
     name: str
     sample: Sample
-    largest: float
-    mean: float
+    errors: Errors
+
+    @property
+    def largest(self) -> float:
+        return self.errors.largest_share
+
+    @property
+    def mean(self) -> float:
+        return self.errors.mean_share
 
 
 @dataclass(frozen=True)
@@ -62,7 +68,7 @@ class Parity:
         return self._share(self.worst) <= 1
 
     def _share(self, output: OutputParity) -> float:
-        return max(output.largest / self.tolerance.largest, output.mean / self.tolerance.mean)
+        return limit_share(output.errors, self.tolerance)
 
     def check(self) -> None:
         """Raise ParityError if an output is out of tolerance."""
@@ -187,11 +193,8 @@ def _measure(name: str, sample: Sample, actual: dict[str, Array], expected: Arra
     if name not in actual:
         raise BadModelError(f"the optimized model has no output {name!r}", component=component)
     value = actual[name]
-    if value.shape != expected.shape:
-        raise ParityError(f"output {name!r} is {value.shape}, the original's {expected.shape}", component=component)
-    if not np.isfinite(expected).all() or expected.min() == expected.max():
+    if unfit(expected, None):
         raise ParityError(f"the original's own output {name!r} is constant or not finite", component=component)
-    if not np.isfinite(value).all():
-        raise ParityError(f"output {name!r} has NaN or infinite values", component=component)
-    errors = measure_errors(value, expected)
-    return OutputParity(name, sample, errors.largest_share, errors.mean_share)
+    if problem := unfit(value, expected, "the original's"):
+        raise ParityError(f"output {name!r} {problem}", component=component)
+    return OutputParity(name, sample, measure_errors(value, expected))

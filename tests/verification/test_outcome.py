@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdort.console import to_json
 from sdort.errors import ParityError, SdortError
 from sdort.generation.images import Generated
-from sdort.model.error_measure import Errors
+from sdort.model.judgement import Errors, pair_outputs
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.runtime_options import RuntimeOptions
@@ -21,7 +22,7 @@ from sdort.verification import references
 from sdort.verification.bisection.blame import CAST, FUSION, NODE, SUM, BisectionFinding, _blamed, _spacing
 from sdort.verification.bisection.fused_steps import same_order
 from sdort.verification.bisection.tensor_pairs import TensorPair, difference, in_layout_of, tolerance_share
-from sdort.verification.checks import Precision, check_images, pair_outputs
+from sdort.verification.checks import Precision, check_images
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.component_summary import summarize_comparisons, worst_summaries, worst_summary
@@ -37,7 +38,6 @@ from sdort.verification.limits import PIXEL, PSNR, SSIM, Tolerance
 from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.references import compute_reference
 from sdort.verification.remedy import remedy
-from sdort.verification.report.json_report import report_of
 from sdort.verification.report.semantic_text import kind_cells, miss_line, semantic_lines
 from sdort.verification.report.shares import of_the_limit, percent
 from sdort.verification.report.text import (
@@ -114,8 +114,8 @@ def test_a_comparison_s_share_is_that_of_what_uses_most(measured: Errors, share:
     ],
 )  # fmt: skip
 def test_an_image_s_share(psnr: float, ssim: float | None, pixel: int | None, precision: str, share: float) -> None:
-    assert image(psnr=psnr, ssim=ssim, largest_pixel=pixel, precision=precision).share == pytest.approx(share)
-    assert image(psnr=None).share is None
+    assert image(psnr=psnr, ssim=ssim, largest_pixel=pixel, precision=precision).limit_share == pytest.approx(share)
+    assert image(psnr=None).limit_share is None
 
 
 @pytest.mark.parametrize("precision", PSNR)
@@ -206,7 +206,7 @@ def test_of_few_images_more_are_made(prompts: int, seeds: int) -> None:
     assert str(caught.value.hint).startswith("Compare more images, chance may have done it:")
     assert images_lines(few)[1] == f"images: {prompts} may differ by chance; --seeds {seeds} tells"
     many = verification(images=[image(n, 10.0) for n in range(8)])
-    assert (many.next_command, many.judged.few) == (None, False)
+    assert (many.next_command, many.images_together.few) == (None, False)
 
 
 def test_after_some_components_the_whole_is_checked(tmp_path: Path) -> None:
@@ -264,22 +264,24 @@ def test_the_record_s_fields_are_those_of_what_was_compared() -> None:
     each = comparison("unet", 2, "torch", "recorded", errors=measured)
     shown = image(3, 25.5, ssim=0.75, largest_pixel=9, differs="much")
     result = verification(each, images=[shown], missing=["m"], notes=["n"], precisions={"unet": Precision("float16")})
-    record = report_of(result)
-    [one], [two] = record.components, record.images
+    record = to_json(result)
+    [one], [two] = record["components"], record["images"]
     for name in ("component", "precision", "inputs", "sample", "against", "output", "passed", "problem"):
-        assert getattr(one, name) == getattr(each, name)
+        assert one[name] == getattr(each, name)
     for field in fields(Errors):
         if field.name != "largest_relative":
-            assert getattr(one, field.name) == getattr(measured, field.name)
-    assert (one.allowed.largest_share, one.allowed.mean_share, one.allowed.cosine) == (0.1, 0.01, LIMIT.cosine)
-    assert one.limit_share == each.share
+            assert one[field.name] == getattr(measured, field.name)
+    assert one["allowed"] == {"largest_share": 0.1, "mean_share": 0.01, "cosine": LIMIT.cosine}
+    assert one["limit_share"] == each.share
     for name in ("prompt", "seed", "precision", "psnr", "ssim", "largest_pixel", "differs", "passed", "problem"):
-        assert getattr(two, name) == getattr(shown, name)
-    assert two.limit_share == shown.share
-    assert (record.against, record.checkpoint, record.steps) == (Path("model"), None, 8)
-    assert (record.missing, record.notes, record.failed) == (["m"], ["n"], ["unet", "images"])
-    bare = report_of(verification(comparison(errors=None, problem="NaN"))).components[0]
-    assert (bare.largest, bare.mean_share, bare.limit_share) == (None, None, None)
+        assert two[name] == getattr(shown, name)
+    assert two["limit_share"] == shown.limit_share
+    assert not {"errors", "feeds", "share"} & {*one}
+    assert not {"image", "reference"} & {*two}
+    assert (record["against"], record["checkpoint"], record["steps"]) == ("model", None, 8)
+    assert (record["missing"], record["notes"], record["failed"]) == (["m"], ["n"], ["unet", "images"])
+    bare = to_json(verification(comparison(errors=None, problem="NaN")))["components"][0]
+    assert (bare["largest"], bare["mean_share"], bare["limit_share"]) == (None, None, None)
 
 
 def test_numbers_in_the_tables() -> None:
@@ -396,10 +398,14 @@ def test_images_together() -> None:
 def test_a_bad_reference_is_told_apart_from_a_bad_image() -> None:
     good, bad = Generated(5, picture(16, 24), None), Generated(5, picture(16, 24), "it is black")
     precision = Precision("float16")
-    assert "the image of seed 5 is bad: it is black" in str(check_images([bad], [good], "it", precision).problem)
-    assert "it itself gives a bad image: it is black" in str(check_images([good], [bad], "it", precision).problem)
+    assert "seed 5: the image is bad: it is black" in str(check_images([bad], [good], "it", precision).problem)
+    assert "is not like it: seed 5: the reference is bad: it is black" in str(
+        check_images([good], [bad], "it", precision).problem
+    )
     other = Generated(5, picture(24, 16), None)
-    assert "(16, 24, 3), it (24, 16, 3)" in str(check_images([good], [other], "it", precision).problem)
+    assert "is not like it: seed 5: it is 24x16 pixels, the reference 16x24" in str(
+        check_images([good], [other], "it", precision).problem
+    )
     assert check_images([good], None, "", precision).problem is None
     assert check_images([good], [good], "it", precision).psnr == math.inf
 
@@ -521,4 +527,4 @@ def test_what_was_made_on_first_use_is_called_by_its_checkpoint(made_of: Path | 
     wrong = verification(comparison(share=2.0), **made)
     assert str(wrong.next_command).startswith(f"sdort verify {shown} --component unet --bisect")
     assert compared_line(drawn) == f"{shown} against model (ONNX)"
-    assert report_of(drawn).candidate == Path("/cache/model")
+    assert to_json(drawn)["candidate"] == "/cache/model"

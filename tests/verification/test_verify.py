@@ -17,6 +17,7 @@ from support.exports import Case
 from support.parity import OutputParity, Parity, compare
 
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
+from sdort.model.judgement import Errors
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.verification.limits import TOLERANCES, Tolerance
 from sdort.verification.recorded_inputs import random_inputs
@@ -357,8 +358,8 @@ def test_external_data_is_found_beside_each_model(tmp_path: Path) -> None:
 
 
 def test_the_worst_output_is_the_one_nearest_to_its_limit() -> None:
-    mean = OutputParity("mean", Sample(), largest=0.1, mean=0.09)
-    largest = OutputParity("largest", Sample(), largest=0.5, mean=0.01)
+    mean = OutputParity("mean", Sample(), Errors(0, 0, 1, 0.1, 0.09, 0))
+    largest = OutputParity("largest", Sample(), Errors(0, 0, 1, 0.5, 0.01, 0))
     assert Parity("unet", "float32", Tolerance(1.0, 0.1), (largest, mean)).worst is mean
     assert Parity("unet", "float32", Tolerance(0.5, 0.1), (largest, mean)).worst is largest
     assert Parity("unet", "float32", Tolerance(0.5, 0.1), (largest, mean)).passed

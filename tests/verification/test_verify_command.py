@@ -41,7 +41,6 @@ from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.difference import MOST_GAIN, difference_map, shared_gain
-from sdort.verification.report.json_report import report_of
 from sdort.verification.report.shares import percent
 from sdort.verification.report.text import notes, tables
 from sdort.verification.report.timesteps import timestep_errors
@@ -341,7 +340,7 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
     assert "images: 1 of 2 differ, as single ones may: the median is within the limits" in notes(found)
     assert notes(found, every=False) == [line for line in notes(found) if not line.startswith("image, ")]
     assert "<span class='verdict differs'>differs</span>" in verification_page(found)
-    assert to_json(report_of(found))["images_together"]["lowest"] == 30
+    assert to_json(found)["images_together"]["lowest"] == 30
     found.images = [other]
     assert found.failed == ["images"]
     assert "images: PSNR 30.0 dB, at least 40 wanted" in notes(found)
@@ -358,7 +357,7 @@ def test_images_are_judged_together_and_what_differs_is_said(right: Verification
 def test_equal_images_are_no_missing_ones_in_json(right: Verification) -> None:
     """JSON has no infinity, and null is what could not be measured."""
     equal, bad = ImageComparison("a", 0, "float32", math.inf, 1.0, 0), ImageComparison("a", 1, "float32", problem="no")
-    told = to_json(report_of(replace(right, images=[equal, bad])))
+    told = to_json(replace(right, images=[equal, bad]))
     assert [each["psnr"] for each in told["images"]] == ["inf", None]
     assert (told["images_together"]["psnr"], told["images_together"]["lowest"]) == ("inf", "inf")
 
@@ -368,7 +367,7 @@ def test_errors_along_the_run_have_a_row_each(right: Verification, tiny: Tiny) -
     moments = [f"{float(t):g}" for t in tiny.pipeline.scheduler.timesteps]
     rows = [error.cells for error in timestep_errors(right.comparisons)]
     assert [row[:3] for row in rows] == [("unet", against, t) for against in ("ONNX", "torch") for t in moments]
-    kept = [each for each in to_json(report_of(right))["components"] if each["timestep"] is not None]
+    kept = [each for each in to_json(right)["components"] if each["timestep"] is not None]
     assert {each["component"] for each in kept} == {"unet"}
     for _, against, moment, *numbers, _, verdict in rows:
         both = [each for each in kept if (f"{each['timestep']:g}", each["against"]) == (moment, against)]

@@ -5,14 +5,19 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from sdort.generation.images import Generated
+from sdort.model.judgement import judge_output, judge_outputs, pair_outputs
 from sdort.model.signature import Array
+from sdort.providers import CPU
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.verification import component_comparison
 from sdort.verification.bisection.tensor_pairs import TensorPair, difference, in_layout_of
-from sdort.verification.checks import Precision, check_outputs, pair_outputs
+from sdort.verification.checks import Precision, check_images, check_outputs
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.component_summary import summarize_comparisons
 from sdort.verification.image_comparison import (
@@ -24,9 +29,12 @@ from sdort.verification.image_comparison import (
     read_prompts,
     summarize_images,
 )
-from sdort.verification.judgement import judge_output
 from sdort.verification.limits import ENOUGH, OTHER, PSNR, TOLERANCES, Tolerance
 from sdort.verification.metrics import largest_pixel, ssim
+from sdort.verification.recorded_inputs import Inputs
+from sdort.verification.references import Reference
+from sdort.verification.runners import RunConfiguration
+from sdort.workload.cases import Case
 
 RNG = np.random.default_rng(5)
 LIMIT = Tolerance(1e-2, 1e-3)
@@ -117,18 +125,69 @@ def _edge_cases() -> Iterator[tuple[str, Array, Array]]:
     yield "nearly constant", np.where(np.arange(4000), 0.0, 1e-9), constant
 
 
+def _unfit_cases() -> Iterator[tuple[str, Array, Array]]:
+    """Outputs that no limit makes right."""
+    good = np.random.default_rng(0).standard_normal((2, 3))
+    for number in (np.nan, np.inf, -np.inf):
+        broken = np.where(np.arange(6).reshape(2, 3) == 4, number, good)
+        yield f"{number}", broken, good
+        yield f"{number} in the reference", good, broken
+        yield f"{number} in both", broken, broken
+    yield "fewer rows", good[:1], good
+    yield "the same values in another shape", good.reshape(3, 2), good
+    yield "no elements", good[:0], good[:0]
+    yield "float16 beyond its range", np.full((2, 3), np.inf, np.float16), good
+
+
+def _verdicts(
+    monkeypatch: pytest.MonkeyPatch, component: str, precision: Precision, output: Array, reference: Array
+) -> tuple[str | None, str | None]:
+    """The problems of the output that bench and verify find, from what they call where a component has run."""
+    case = Case(component, 1, 64, 64)
+    bench = Reference("the reference", {case: {"y": reference}}).check(case, {"y": output}, precision)
+    monkeypatch.setattr(component_comparison, "run_candidate", lambda *_: [{"y": output}])
+    monkeypatch.setattr(component_comparison, "run_original", lambda *_: [{"y": reference}])
+    configuration, inputs = RunConfiguration(CPU, RuntimeOptions()), [Inputs("random", "1", {})]
+    [compared], missing = component_comparison.compare_component(
+        component, Path(), {component_comparison.ONNX: Path()}, configuration, inputs, precision
+    )
+    assert not missing
+    return bench.problem, compared.problem
+
+
 @pytest.mark.parametrize(("dtype", "component"), TOLERANCES)
-def test_bench_and_verify_give_one_verdict(dtype: str, component: str) -> None:
-    """bench judges all outputs of a component (check_outputs), verify one by one (judge_output)."""
+def test_bench_and_verify_give_one_verdict(monkeypatch: pytest.MonkeyPatch, dtype: str, component: str) -> None:
+    """Of the same outputs, in the same words: bench says besides of which output and from what."""
     precision, found = Precision(dtype), set()
     limit = precision.tolerance(component)
-    for name, error, reference in _edge_cases():
-        for allowed in (limit.largest, limit.mean):
-            output = reference + (error if "constant" in name else allowed * error)
-            bench = check_outputs({"y": output}, {"y": reference}, "it", component, precision).problem is None
-            assert bench is (judge_output(output, reference, limit).problem is None), name
-            found.add(bench)
+    cases = [
+        (name, reference + (error if "constant" in name else allowed * error), reference)
+        for name, error, reference in _edge_cases()
+        for allowed in (limit.largest, limit.mean)
+    ]
+    for name, output, reference in [*cases, *_unfit_cases()]:
+        bench, verify = _verdicts(monkeypatch, component, precision, output, reference)
+        assert bench in (verify, f"y {verify}", f"differs from the reference by its {verify}"), name
+        found.add(verify is None)
     assert found == {True, False}
+
+
+def test_bench_and_verify_judge_the_same_images_alike() -> None:
+    one, two, small = picture(16), picture(17), picture(12)
+    shown = [(one, None), (two, None), (small, None), (255 - one, None), (one, "it is all black")]
+    for precision, image, other in itertools.product(PSNR, shown, shown):
+        pair = [Generated(4, *each) for each in (image, other)]
+        bench = check_images(pair[:1], pair[1:], "it", Precision(precision))
+        verify = summarize_images(compare_images({("p", 4): pair[0]}, {("p", 4): pair[1]}, precision))
+        assert bench.problem == (f"is not like it: {verify.problem}" if verify.problem else None)
+        assert (bench.psnr, bench.lowest_psnr, bench.few) == (verify.psnr, verify.lowest, verify.few)
+
+
+def test_an_output_without_a_counterpart_is_judged_alone() -> None:
+    values, broken = np.arange(4.0), np.full(4, np.nan)
+    judged = judge_outputs({"y": values, "z": broken, "flags": np.ones(4, bool)}, {"y": values}, LIMIT)
+    assert [each.problem for each in judged.values()] == [None, "has NaN or infinite values (100 % of it)", None]
+    assert [each.errors is None for each in judged.values()] == [False, True, True]
 
 
 def test_an_output_may_be_constant_only_where_its_reference_is() -> None:

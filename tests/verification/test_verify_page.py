@@ -13,7 +13,7 @@ import pytest
 from support.browser import views
 
 from sdort.console import to_json
-from sdort.model.error_measure import Errors
+from sdort.model.judgement import Errors
 from sdort.model.signature import Array
 from sdort.verification.bisection.blame import BisectionFinding, Culprit
 from sdort.verification.checks import Precision
@@ -22,7 +22,6 @@ from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import TOLERANCES
 from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.recorded_inputs import Inputs
-from sdort.verification.report.json_report import report_of
 from sdort.verification.report.shares import percent
 from sdort.verification.report.verification_page import verification_page
 
@@ -97,7 +96,7 @@ def test_the_page_can_be_read_everywhere_and_begins_with_its_verdict(browser: Br
 def test_the_page_and_the_record_give_one_verdict() -> None:
     for verification in (result(), result(unet=9e-2)):
         verification.missing = [] if verification.passed else ["<vae_encoder>: the original has none"]
-        record, text = to_json(report_of(verification)), verification_page(verification)
+        record, text = to_json(verification), verification_page(verification)
         found = re.search(r"<p class='answer (\w+)'>(.*?)</p>", text)
         assert found is not None
         assert found[1] == ("ok" if record["passed"] else "failed")
@@ -117,8 +116,8 @@ def test_all_difference_maps_have_one_factor() -> None:
 
 def test_an_images_share_is_that_of_what_uses_most_of_its_limit() -> None:
     same = ImageComparison("a", 0, "float32", 60.0, 1.0, 0)
-    assert same.share == 0.1  # 20 dB below the limit: a tenth of the root mean square
-    assert replace(same, ssim=0.9975).share == pytest.approx(0.5)
-    assert replace(same, largest_pixel=48).share == 1.5
-    assert replace(same, precision="float16", largest_pixel=48).share == 0.1
-    assert replace(same, psnr=None).share is None
+    assert same.limit_share == 0.1  # 20 dB below the limit: a tenth of the root mean square
+    assert replace(same, ssim=0.9975).limit_share == pytest.approx(0.5)
+    assert replace(same, largest_pixel=48).limit_share == 1.5
+    assert replace(same, precision="float16", largest_pixel=48).limit_share == 0.1
+    assert replace(same, psnr=None).limit_share is None

@@ -24,7 +24,6 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import semantic_score
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.outcome import Verification
-from sdort.verification.report.json_report import report_of
 from sdort.verification.report.text import notes
 from sdort.verification.report.verification_page import verification_page
 from sdort.verification.runners import RunConfiguration
@@ -127,7 +126,7 @@ def test_the_record_and_the_page_have_every_wrong_picture(judge: Callable[..., V
     assert len(wrong) > 20
     result = judge(Painter(wrong), (Painter(), CONFIGURATION), semantic=True)
     assert result.failed == ["semantic score"]
-    kept = json.loads(json.dumps(to_json(report_of(result))["semantic"]))
+    kept = json.loads(json.dumps(to_json(result)["semantic"]))
     assert [miss["prompt"] for miss in kept["misses"]] == list(wrong)
     assert set(kept["misses"][0]) == {"prompt", "seed", "wrong", "seen", "original", "original_right"}
     page = verification_page(result)

@@ -10,6 +10,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, MemoryShortageError, OutputError, ProviderError, SdortError
@@ -213,7 +214,8 @@ def test_an_item_runs_until_nothing_new_is_found(
         assert (path, component, provider) == (Path("unet"), "unet", "card")
         calls: list[str] = []
         sessions.append((options, calls))
-        binding = SimpleNamespace(run=lambda: calls.append("run"))
+        outputs = {"good": np.arange(3.0), "bad": np.full(3, np.nan)}
+        binding = SimpleNamespace(run=lambda: calls.append("run"), outputs=lambda: outputs)
         return SimpleNamespace(bind=lambda feeds: binding if feeds == {"x": 1} else None, stop=lambda: None)
 
     def state(session: Any, model: str) -> int:
@@ -231,6 +233,8 @@ def test_an_item_runs_until_nothing_new_is_found(
     monkeypatch.setattr(warm, "open_session", opened)
     monkeypatch.setattr(warm, "tuning_state", state)
     monkeypatch.setattr(warm, "filling", filling)
+    warned: list[str] = []
+    monkeypatch.setattr(warm, "warn", warned.append)
     ticks = iter([10.0, 12.25, 20.0, 20.5])
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     runtime = RuntimeOptions("rocm", tuning=tuning, device_id=3)
@@ -240,6 +244,7 @@ def test_an_item_runs_until_nothing_new_is_found(
     each.feeds["x"] = 1  # type: ignore[assignment]
     before, after = warm._Warmer(store, target, None).run(each)
     assert (before, after, made.first_run_s) == (2.25, 0.5 if tuning else None, 2.25)
+    assert warned == [f"{each}: on random inputs its output bad has NaN or infinite values (100 % of it)"]
     assert sessions[0][0] == runtime
     assert set(asked) == {"model of unet"}
     if tuning:

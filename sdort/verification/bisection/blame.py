@@ -15,7 +15,7 @@ import onnx
 
 from sdort.errors import SdortError
 from sdort.model import float16
-from sdort.model.error_measure import magnitude
+from sdort.model.judgement import magnitude
 from sdort.model.signature import Array
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.rewrite.fusion_names import fusion_names

@@ -17,7 +17,7 @@ from onnx import TensorProto, inliner
 
 from sdort.emulation.rounding import emulate_graph
 from sdort.errors import SdortError
-from sdort.model.error_measure import magnitude
+from sdort.model.judgement import magnitude
 from sdort.model.signature import Array
 from sdort.onnx_io.precision_mark import says_bf16, stored_dtype
 from sdort.verification.bisection.decomposition import decompose

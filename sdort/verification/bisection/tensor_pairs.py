@@ -17,7 +17,7 @@ import onnx
 from sdort.emulation.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError
 from sdort.model import float16
-from sdort.model.error_measure import measure_errors
+from sdort.model.judgement import measure_errors
 from sdort.model.pieces import split
 from sdort.model.signature import Array, Feeds
 from sdort.onnx_io.component_file import read_component

@@ -117,7 +117,7 @@ def finding_lines(result: Verification) -> list[str]:
 
 def images_lines(result: Verification) -> list[str]:
     """Verdict on all images together, where one of them does not pass."""
-    judged = result.judged
+    judged = result.images_together
     if all(comparison.passed for comparison in result.images):
         return []
     if any(comparison.problem for comparison in result.images):

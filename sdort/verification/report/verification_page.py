@@ -177,7 +177,7 @@ def _image_numbers(images: Sequence[ImageComparison]) -> str:
         (
             image.prompt,
             str(image.seed),
-            "" if image.share is None else Share(image.share),
+            "" if image.limit_share is None else Share(image.limit_share),
             image_verdict(image),
             *image_numbers(image),
         )

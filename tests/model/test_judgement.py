@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sdort.model import pieces
-from sdort.model.error_measure import magnitude, measure_errors, standard_deviation
+from sdort.model.judgement import magnitude, measure_errors, standard_deviation
 
 RNG = np.random.default_rng(3)
 
