@@ -149,6 +149,25 @@ def test_the_page_loads_nothing_and_shows_everything() -> None:
     assert page.tags.count("tr") == 2 * (1 + 8)  # what matters, and everything
 
 
+def test_no_name_or_message_becomes_markup() -> None:
+    def named(text: str) -> str:
+        words = {"pipeline": text, "device": text, "provider": text, "prompt": text, "checked_against": text}
+        rows = [row(component, **words, versions={text: text}) for component in TIMES]
+        rows[1].fail(text)
+        image, reference = images()
+        report = benchmark_report(
+            Measurement(rows, [ImagePair(rows[3], replace(image, problem=text), reference)]), text
+        )
+        report.remarks, report.command_line = [text], text
+        return benchmark_page(report)
+
+    hostile = "</td></p></style><script>alert('x')</script>\" onload='y' {{ 7 * 7 }} \x1b[31m \u202e"
+    page, plain = named(hostile), named("plain")
+    assert Page(page).tags == Page(plain).tags
+    assert "<script" not in page
+    assert page.count("{{ 7 * 7 }}") > 20
+
+
 def test_the_page_of_a_baseline_shows_its_image_beside_the_others_only() -> None:
     found = measurement()
     image = found.images[1].image

@@ -27,7 +27,7 @@ from sdort.pipelines.adapters.adapter_choice import parse_adapter_choice
 from sdort.pipelines.adapters.adapter_keys import read_keys
 from sdort.pipelines.checkpoints.prediction import prediction_beside
 from sdort.pipelines.scheduler_names import find_scheduler
-from sdort.verification.report.html import section
+from sdort.verification.report.html import environment
 
 PROMPT = (
     *("a", " ", "\n", ",", "1", ".", "-", "e", ":", "|", "\\", "(", ")", "[", "]", "<", ">", "(a:1", "[a:b:", "[a|b]"),
@@ -131,7 +131,7 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[str, Path], object]]] = {
         lambda text, _: message_of_onnx(text),
     ),
     "message of a library": (("a", ".", " ", "A", "\n", "`"), lambda text, _: library_reason(ValueError(text))),
-    "cell of a table": (("1", ".", "e", "-", "a"), lambda text, _: section("", ["a"], [[text]], left=["a"])),
+    "cell of a table": (("1", ".", "e", "-", "a"), lambda text, _: environment().filters["numbers"](text)),
     "misspelled name": (("a", "s", "e"), lambda text, _: did_you_mean(text, FIELDS)),
     "line of a message": (("a", "\n", "\x1b", "\u202e"), lambda text, _: one_line(text)),
 }

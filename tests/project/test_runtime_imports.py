@@ -28,6 +28,11 @@ def test_a_run_imports_nothing_that_makes_graphs() -> None:
     assert {*makers, "onnxconverter_common", "torch", "diffusers", "transformers"} & imported == set()
 
 
+def test_jinja_is_imported_only_when_a_page_is_written() -> None:
+    pages = ("sdort.verification.report.verification_page", "sdort.benchmark.report.benchmark_page")
+    assert "jinja2" not in imported_by("sdort.verification.command", "sdort.benchmark.command", *pages)
+
+
 def test_inspecting_imports_nothing_that_runs_models() -> None:
     imported = imported_by("sdort.inspection.command")
     assert "sdort.inspection.description" in imported

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import replace
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,12 +19,13 @@ from sdort.model.signature import Array
 from sdort.verification.bisection.blame import BisectionFinding, Culprit
 from sdort.verification.checks import Precision
 from sdort.verification.component_comparison import Comparison
-from sdort.verification.image_comparison import ImageComparison
+from sdort.verification.image_comparison import ImageComparison, no_image
 from sdort.verification.limits import TOLERANCES
 from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.recorded_inputs import Inputs
 from sdort.verification.report.shares import percent
 from sdort.verification.report.verification_page import verification_page
+from sdort.verification.semantic import Miss, SemanticScore
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -105,6 +107,45 @@ def test_the_page_and_the_record_give_one_verdict() -> None:
         for component in verification.precisions:
             shares = [each["limit_share"] for each in record["components"] if each["component"] == component]
             assert re.search(rf"<td[^>]*>{component}</td><td[^>]*>[^/]*/i><b>{percent(max(shares))}</b>", text)
+
+
+HOSTILE = "</td></p></style><script>alert('x')</script>\" onload='y' {{ 7 * 7 }} {% raw %} \x1b[31m \u202e &lt;"
+
+
+def elements(text: str) -> list[tuple[str, list[str]]]:
+    """Every tag of a page with the names of its attributes, in order."""
+    found: list[tuple[str, list[str]]] = []
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, attrs: found.append((tag, [name for name, _ in attrs]))  # type: ignore[method-assign]
+    parser.feed(text)
+    return found
+
+
+def test_no_name_prompt_or_message_becomes_markup() -> None:
+    """The same elements whatever the texts are, and the texts where a person reads them."""
+
+    def named(text: str) -> Verification:
+        made = result(unet=9e-2)
+        made.candidate, made.against, made.checkpoint = Path(text), Path(text), Path(text)
+        made.comparisons = [
+            replace(each, component=text, inputs=text, sample=text, against=text, output=text, problem=text)
+            for each in made.comparisons[:1]
+        ]
+        bad = replace(made.images[0], prompt=text, problem=text)
+        made.images = [bad, replace(bad, differs=text, problem=None), replace(bad, image=no_image())]
+        culprit = Culprit(text, text, (text,))
+        made.findings = [BisectionFinding(text, text, "fusion", text, culprits=(culprit,), originals=(text,))]
+        made.missing, made.notes, made.precisions = [text], [text], {text: Precision(text)}
+        misses = (Miss(text, 1, (text,), text, text, True),)
+        made.semantic = SemanticScore({"single": (1, 2)}, {"single": 0.9, "pair": 0.8}, False, misses)
+        made.provenance = Provenance("2026-01-02T03:04:05+00:00", text, {text: text}, text, text, text)
+        return made
+
+    hostile = verification_page(named(HOSTILE))
+    assert elements(hostile) == elements(verification_page(named("plain")))
+    for raw in ("<script", "\x1b", "\u202e"):
+        assert raw not in hostile.split("</head>")[1].replace("data:", "")
+    assert hostile.count("{{ 7 * 7 }}") > 20
 
 
 def test_all_difference_maps_have_one_factor() -> None:

@@ -28,31 +28,12 @@ from sdort.benchmark.setup import BenchOptions
 from sdort.console import say
 from sdort.errors import OutputError
 from sdort.staging import staged_output
-from sdort.verification.report.html import (
-    DARK,
-    LIGHT,
-    THEMES,
-    Drawing,
-    Theme,
-    answer,
-    beside,
-    collapsed,
-    command,
-    difference_figure,
-    difference_words,
-    escape,
-    facts,
-    figure,
-    page,
-    paragraph,
-    section,
-)
-from sdort.verification.report.html import headline as html_headline
-from sdort.verification.report.html import plot as html_plot
+from sdort.verification.report.html import DARK, LIGHT, THEMES, Drawing, Table, Theme, render, section
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_TEMPLATES = Path(__file__).with_name("templates")
 PlotFigure = Callable[[Theme], "Figure | None"]
 
 
@@ -161,19 +142,24 @@ def write_plots(report: BenchReport, folder: Path) -> list[Path]:
 
 def benchmark_page(report: BenchReport) -> str:
     """The report as one HTML file: the answer, what it was measured on, images, plots, then tables."""
-    parts = [*_answer(report), _facts(report)]
-    cost, others = report.cost(), list(report.plots())[1:]
-    if drawn := _plot(cost):
-        parts += ["<h2>What an image costs</h2>", drawn, paragraph(latency_plots.cost_words(report.rows))]
-    parts += _images(report)
-    drawn_others = [*map(_plot, others)]
-    if any(drawn_others):
-        parts += ["<h2>Times and memory</h2>", *drawn_others]
-    parts += map(paragraph, report.remarks)
-    return page(report.title, [*parts, *_tables(report)])
+    cost, *others = map(_plot, report.plots())
+    return render(
+        "benchmark.html",
+        _TEMPLATES,
+        title=report.title,
+        report=report,
+        facts=_facts(report.rows),
+        cost=cost,
+        cost_words=latency_plots.cost_words(report.rows),
+        plots=[plot for plot in others if plot],
+        images=_images(report),
+        gain=image_maps.common_gain(report.images),
+        **_answer(report),
+        **_tables(report),
+    )
 
 
-def _answer(report: BenchReport) -> list[str]:
+def _answer(report: BenchReport) -> dict[str, object]:
     """The verdict, what is wrong first, and the one number."""
     verdicts = [ablation_conclusion(report.ablation) if report.ablation else conclusion(report.rows)]
     if any(row.compared for row in report.rows):
@@ -184,62 +170,73 @@ def _answer(report: BenchReport) -> list[str]:
     bad = failed or any(row.compared and row.compared.verdict == regression.SLOWER for row in report.rows)
     checked = any(row.was_compared for row in report.rows)
     number, words = headline(report.rows)
-    reasons = "".join(f"<li>{escape(line)}</li>" for line in failures(report.rows))
-    return [
-        answer(False if bad else True if checked else None, *dict.fromkeys(verdicts)),
-        f"<h2>What failed</h2><ul>{reasons}</ul>" if reasons else "",
-        html_headline(number, words) if number and not report.ablation else "",
-    ]
+    return {
+        "passed": False if bad else True if checked else None,
+        "verdicts": [*dict.fromkeys(verdicts)],
+        "failures": failures(report.rows),
+        "headline": (number, words) if number and not report.ablation else None,
+    }
 
 
-def _facts(report: BenchReport) -> str:
-    rows = report.rows
-    prompts = dict.fromkeys(row.prompt for row in rows if row.prompt)
-    values = {
+def _facts(rows: Sequence[Row]) -> dict[str, object]:
+    return {
         "date": tables.date_text(rows),
         "machine": ", ".join(dict.fromkeys(row.device for row in rows)),
         "execution provider": ", ".join(dict.fromkeys(row.provider for row in rows)),
         "settings": tables.settings(rows),
         "time ratios": tables.legend(rows).removeprefix("time ratio: "),
-        "prompt": "; ".join(prompts),
+        "prompt": "; ".join(dict.fromkeys(row.prompt for row in rows if row.prompt)),
         "versions": tables.versions_text(rows),
         "noise": (noise_warning(rows) or "").removeprefix("noisy: "),
     }
-    return facts(values) + (command("The command of this page:", report.command_line) if report.command_line else "")
 
 
-def _images(report: BenchReport) -> list[str]:
-    if not report.images:
-        return []
-    gain = image_maps.common_gain(report.images)
-    pairs = zip(report.images, image_labels(report), strict=True)
-    words = difference_words("Reference", "image", gain) if any(map(image_maps.comparable, report.images)) else ""
-    return ["<h2>Images</h2>", words, *(_image(pair, label, gain) for pair, label in pairs)]
+@dataclass(frozen=True)
+class _ShownImage:
+    """An image under its name; ``comparable`` where a reference of its size stands beside it."""
+
+    name: str
+    pair: ImagePair
+    similarity: str
+    comparable: bool
 
 
-def _tables(report: BenchReport) -> list[str]:
-    if report.ablation:
-        batch, *heads = ablation_table.titles(report.ablation)
-        several = len(ablation_table.batches(report.ablation)) > 1
-        heads.insert(1, batch)  # on phones the first column stays
-        lines = [[step, size if several else "", *rest] for size, step, *rest in ablation_table.lines(report.ablation)]
-        parts = [section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))]
-        parts += [paragraph(ablation_table.ablation_caption(report.ablation))]
-    else:
-        heads, lines = tables.short_cells(report.rows)
-        parts = [section("Rows", heads, lines, left=("component", "pipeline", "time ratio", "output"))]
-        everything = section("", *tables.cells(report.rows), left=tables.LEFT, wide=("output",))
-        parts += [collapsed("All numbers", everything + paragraph(tables.caption(report.rows)))]
+def _images(report: BenchReport) -> list[_ShownImage]:
+    return [
+        _ShownImage(name, pair, image_maps.similarity(pair), image_maps.comparable(pair))
+        for pair, name in zip(report.images, image_labels(report), strict=True)
+    ]
+
+
+def _tables(report: BenchReport) -> dict[str, Table | str]:
     lines, bad = regression.lines(report.rows), ("FAILED", regression.SLOWER)
     compared = section(
         "Against the saved benchmark", regression.TITLES, lines, left=regression.LEFT, wide=("why",), bad=bad
     )
-    return [*parts, compared]
+    if report.ablation:
+        words = ablation_table.ablation_caption(report.ablation)
+        return {"table": _ablation_table(report.ablation), "caption": words, "compared": compared}
+    heads, lines = tables.short_cells(report.rows)
+    return {
+        "table": section("Rows", heads, lines, left=("component", "pipeline", "time ratio", "output")),
+        "all_numbers": section("", *tables.cells(report.rows), left=tables.LEFT, wide=("output",)),
+        "caption": tables.caption(report.rows),
+        "compared": compared,
+    }
 
 
-def _plot(plot: Plot) -> str:
+def _ablation_table(found: Ablation) -> Table:
+    batch, *heads = ablation_table.titles(found)
+    several = len(ablation_table.batches(found)) > 1
+    heads.insert(1, batch)  # on phones the first column stays
+    lines = [[step, size if several else "", *rest] for size, step, *rest in ablation_table.lines(found)]
+    return section("Ablation", heads, lines, left=ablation_table.LEFT, wide=("verify", "graph"))
+
+
+def _plot(plot: Plot) -> tuple[str, Drawing, Drawing | None] | None:
+    """Its words, and drawings for windows and for phones; None where there is nothing to draw."""
     wide = _drawing(plot.draw)
-    return "" if wide is None else html_plot(plot.words, wide, plot.narrow and _drawing(plot.narrow))
+    return None if wide is None else (plot.words, wide, plot.narrow and _drawing(plot.narrow))
 
 
 def _drawing(draw: PlotFigure) -> Drawing | None:
@@ -252,11 +249,3 @@ def _svg(figure: Figure) -> bytes:
     content = io.BytesIO()
     figure.savefig(content, format="svg", metadata={"Date": None})
     return content.getvalue()
-
-
-def _image(pair: ImagePair, name: str, gain: int) -> str:
-    figures = [figure(pair.image.pixels, f"this: {image_maps.similarity(pair)}")]
-    if pair.reference is not None and image_maps.comparable(pair):
-        reference = pair.reference.pixels
-        figures = [figure(reference, "reference"), *figures, difference_figure(pair.image.pixels, reference, gain)]
-    return f"<h3>{escape(name)}</h3>{beside(figures)}"

@@ -6,33 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from sdort.verification.bisection.blame import BisectionFinding
+from sdort.verification.component_comparison import Comparison
 from sdort.verification.component_summary import Summary, worst_summaries
 from sdort.verification.image_comparison import ImageComparison
-from sdort.verification.limits import REASONS
+from sdort.verification.limits import Reason
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.report.difference import shared_gain
-from sdort.verification.report.html import (
-    Cell,
-    Share,
-    answer,
-    badge,
-    beside,
-    collapsed,
-    command,
-    date_text,
-    difference_figure,
-    difference_words,
-    escape,
-    facts,
-    figure,
-    isolated,
-    page,
-    section,
-)
+from sdort.verification.report.html import Cell, Share, Table, date_text, render, section
 from sdort.verification.report.semantic_text import KIND_HEADS, kind_cells, original_words
 from sdort.verification.report.text import error_numbers, image_numbers, image_verdict, notes, verdict_of
 from sdort.verification.report.timesteps import TIMESTEP_HEADS, timestep_errors
-from sdort.verification.semantic import Miss, SemanticScore
+from sdort.verification.semantic import SemanticScore
 
 _VERDICTS = (PASSED, FAILED, DIFFERS)
 _COMPONENT_HEADS = ("component", "of limit", "verdict", "inputs", "against")
@@ -46,40 +30,34 @@ _IMAGE_HEADS = ("prompt", "seed", "of limit", "verdict", "PSNR, dB", "SSIM", "la
 def verification_page(result: Verification) -> str:
     """The whole report."""
     # The semantic score has a section of its own.
-    reasons = "".join(f"<li>{escape(line)}</li>" for line in notes(replace(result, semantic=None), every=False))
     first, *others = result.verdicts
-    parts = [
-        answer(result.passed, f"{'' if result.passed else 'Failed: '}{first}", *others),
-        command("Next:", result.next_command) if result.next_command and not result.passed else "",
-        _facts(result),
-        command("The command of this page:", result.provenance.command),
-        f"<h2>Notes</h2><ul>{reasons}</ul>" if reasons else "",
-        _findings(result.findings),
-        _pictures(result.images),
-        _components(result.summaries),
-        _timesteps(result),
-        _image_numbers(result.images),
-        _semantic(result.semantic) if result.semantic else "",
-        _limits(),
-    ]
-    return page(f"sdort verify: {result.shown.resolve().name}", parts)
-
-
-def _facts(result: Verification) -> str:
-    told = result.provenance
-    return facts(
-        {
-            "date": date_text(told.date),
-            "candidate": result.shown,
-            "made for": told.made_for or "no provider in particular",
-            "checked on": f"{result.provider}, {told.machine}",
-            "ONNX original": result.against or "none",
-            "torch, fp32": result.checkpoint or "not compared",
-            "precision": _precisions(result),
-            "denoising steps": result.steps,
-            "versions": ", ".join(f"{name} {version}" for name, version in told.versions.items()),
-        }
+    return render(
+        "verification.html",
+        title=f"sdort verify: {result.shown.resolve().name}",
+        result=result,
+        answers=[f"{'' if result.passed else 'Failed: '}{first}", *others],
+        facts=_facts(result),
+        notes=notes(replace(result, semantic=None), every=False),
+        gain=shared_gain((image.image, image.reference) for image in result.images),
+        tables=_TABLES,
+        verdict=image_verdict,
+        original_words=original_words,
     )
+
+
+def _facts(result: Verification) -> dict[str, object]:
+    told = result.provenance
+    return {
+        "date": date_text(told.date),
+        "candidate": result.shown,
+        "made for": told.made_for or "no provider in particular",
+        "checked on": f"{result.provider}, {told.machine}",
+        "ONNX original": result.against or "none",
+        "torch, fp32": result.checkpoint or "not compared",
+        "precision": _precisions(result),
+        "denoising steps": result.steps,
+        "versions": ", ".join(f"{name} {version}" for name, version in told.versions.items()),
+    }
 
 
 def _precisions(result: Verification) -> str:
@@ -91,65 +69,28 @@ def _precisions(result: Verification) -> str:
     return "; ".join([first, *(f"{dtype}: {', '.join(names[dtype])}" for dtype in others)])
 
 
-def _findings(findings: Sequence[BisectionFinding]) -> str:
-    if not findings:
-        return ""
-    items = []
-    for finding in findings:
-        nodes = section(
-            "", ("node of the candidate", "operator", "made by"),
-            [(each.node, each.operator, ", ".join(each.makers) or "no fusion or step") for each in finding.culprits],
-            left=("node of the candidate", "operator", "made by"), wide=("node of the candidate",),
-        )  # fmt: skip
-        originals = section(
-            "", ("node of the original that they stand for",), [(name,) for name in finding.originals],
-            left=("node of the original that they stand for",), wide=("node of the original that they stand for",),
-        )  # fmt: skip
-        items.append(
-            f"<li><b>{escape(finding.component)}</b>: {escape(finding.message)}"
-            f"{collapsed('The nodes', nodes + originals)}</li>"
-        )
-    return f"<h2>Where the graphs diverge</h2><ul>{''.join(items)}</ul>"
+def _nodes(finding: BisectionFinding) -> list[Table]:
+    made = ("node of the candidate", "operator", "made by")
+    rows = [(each.node, each.operator, ", ".join(each.makers) or "no fusion or step") for each in finding.culprits]
+    stood = ("node of the original that they stand for",)
+    originals = section("", stood, [(name,) for name in finding.originals], left=stood, wide=stood)
+    return [section("", made, rows, left=made, wide=made[:1]), originals]
 
 
-def _pictures(images: Sequence[ImageComparison]) -> str:
-    """Reference, candidate and difference of each image side by side."""
-    if not images:
-        return ""
-    gain = shared_gain((image.image, image.reference) for image in images)
-    return (
-        "<h2>Images</h2>"
-        + difference_words("Original", "candidate", gain)
-        + "".join(_image(image, gain) for image in images)
-    )
-
-
-def _image(image: ImageComparison, gain: int) -> str:
-    figures = [
-        figure(image.reference, "original"),
-        figure(image.image, "candidate"),
-        difference_figure(image.image, image.reference, gain),
-    ]
-    verdict = badge(image_verdict(image), PASSED if image.passed else image.problem or image.differs or "")
-    return _titled(image.prompt, image.seed, verdict, figures)
-
-
-def _titled(prompt: str, seed: int, verdict: str, figures: Sequence[str]) -> str:
-    return f"<h3>{isolated(prompt)} <span class='quiet whole'>· seed {seed}</span> {verdict}</h3>{beside(figures)}"
-
-
-def _components(summaries: Sequence[Summary]) -> str:
+def _components(summaries: Sequence[Summary]) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (each.component, Share(each.worst.share), verdict_of(each.passed), each.inputs, each.against)
         for each in worst_summaries(summaries)
     ]
     title = "Components, the worst comparison of each"
-    table = section(title, _COMPONENT_HEADS, rows, left=_COMPONENT_HEADS, verdicts=_VERDICTS)
-    numbers = section("", _NUMBER_HEADS, map(_numbers, summaries), left=_NUMBER_HEADS[:4])
-    return table + collapsed(f"All {len(summaries)} comparisons, their errors and limits", numbers)
+    return section(title, _COMPONENT_HEADS, rows, left=_COMPONENT_HEADS, verdicts=_VERDICTS)
 
 
-def _numbers(summary: Summary) -> tuple[Cell, ...]:
+def _numbers(summaries: Sequence[Summary]) -> Table:
+    return section("", _NUMBER_HEADS, map(_number_row, summaries), left=_NUMBER_HEADS[:4])
+
+
+def _number_row(summary: Summary) -> tuple[Cell, ...]:
     """A row under :data:`_NUMBER_HEADS`."""
     share = Share(summary.worst.share)
     first: tuple[Cell, ...] = (summary.component, summary.inputs, summary.against, share, str(summary.cases))
@@ -162,17 +103,17 @@ def _numbers(summary: Summary) -> tuple[Cell, ...]:
     return (*first, *absolute, largest, allowed[0], mean, allowed[1], turned, allowed[2])
 
 
-def _timesteps(result: Verification) -> str:
+def _timesteps(comparisons: Sequence[Comparison]) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (*error.cells[:3], Share(error.summary.worst.share), error.cells[-1], *error.cells[3:-2])
-        for error in timestep_errors(result.comparisons)
+        for error in timestep_errors(comparisons)
     ]
     heads = (*TIMESTEP_HEADS[:3], *TIMESTEP_HEADS[-2:], *TIMESTEP_HEADS[3:-2])  # on phones the first ones are seen
     words = (*TIMESTEP_HEADS[:2], *TIMESTEP_HEADS[-2:])
     return section("Errors by timestep", heads, rows, left=words, verdicts=_VERDICTS)
 
 
-def _image_numbers(images: Sequence[ImageComparison]) -> str:
+def _images(images: Sequence[ImageComparison]) -> Table:
     rows: list[tuple[Cell, ...]] = [
         (
             image.prompt,
@@ -187,21 +128,23 @@ def _image_numbers(images: Sequence[ImageComparison]) -> str:
     return section("Images in numbers", _IMAGE_HEADS, rows, left=words, wide=_IMAGE_HEADS[:1], verdicts=_VERDICTS)
 
 
-def _semantic(score: SemanticScore) -> str:
-    """The counts, and each wrong image beside the original's of the same noise."""
-    table = section("Semantic score", KIND_HEADS, kind_cells(score), left=KIND_HEADS[:1], verdicts=_VERDICTS)
-    return table + "".join(map(_miss, score.misses))
+def _semantic(score: SemanticScore) -> Table:
+    return section("Semantic score", KIND_HEADS, kind_cells(score), left=KIND_HEADS[:1], verdicts=_VERDICTS)
 
 
-def _miss(miss: Miss) -> str:
-    figures = [figure(miss.image, f"candidate: {miss.seen}")]
-    if miss.original is not None:
-        figures.insert(0, figure(miss.reference, original_words(miss)))
-    return _titled(miss.prompt, miss.seed, badge(FAILED, f"{', '.join(miss.wrong)} wrong"), figures)
-
-
-def _limits() -> str:
+def _limits(reasons: Sequence[Reason]) -> Table:
     heads = ("measure", "fp32", "fp16", "bf16")
-    rows = [(reason.measure, reason.float32, reason.float16, reason.bfloat16) for reason in REASONS]
-    reasons = "".join(f"<li><b>{escape(reason.measure)}</b> {escape(reason.why)}</li>" for reason in REASONS)
-    return section("Limits", heads, rows, left=heads[:1]) + collapsed("Why these limits", f"<ul>{reasons}</ul>")
+    rows = [(reason.measure, reason.float32, reason.float16, reason.bfloat16) for reason in reasons]
+    return section("Limits", heads, rows, left=heads[:1])
+
+
+_TABLES = {
+    "nodes": _nodes,
+    "components": _components,
+    "numbers": _numbers,
+    "timesteps": _timesteps,
+    "images": _images,
+    "semantic": _semantic,
+    "limits": _limits,
+}
+"""Tables of the page, made where its template writes them."""
