@@ -45,7 +45,8 @@ from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import LOW, NORMAL
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions, can_tune
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import can_tune
 from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.memory import DeviceGrowth, peak_resident

@@ -5,7 +5,8 @@ from __future__ import annotations
 from sdort.console import detail, say, warn
 from sdort.ops.library import library_hash, resolve
 from sdort.providers import AUTO
-from sdort.providers.runtime_options import RuntimeOptions, tuning_remark
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import tuning_remark
 from sdort.runtime.environment import device_name
 from sdort.runtime.probe import choose_provider
 

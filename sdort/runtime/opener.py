@@ -16,7 +16,8 @@ from sdort.machine.variables import variables
 from sdort.ops.library import resolve
 from sdort.ops.opening import prepare_model
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions, provider_options, session_options
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import provider_options, session_options
 from sdort.runtime.memory_pool import MemoryPool
 from sdort.runtime.stopping import stoppable
 

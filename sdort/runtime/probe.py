@@ -20,7 +20,8 @@ from sdort.machine.distributions import flavour, import_onnxruntime
 from sdort.machine.system import System
 from sdort.providers import AUTO, CPU, PROVIDERS, find_provider
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions, check_options
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import check_options
 from sdort.runtime.availability import Problem, architecture_problem, find_problems
 from sdort.runtime.failures import reason_of
 from sdort.runtime.opener import NotLoadedError, create_session
@@ -145,7 +146,7 @@ def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tu
     Raises:
         ProviderError: ONNX Runtime is not installed; the named provider does not load and ``options.fallback`` is not
             True; or ``auto`` with ``fallback`` False finds a GPU provider compiled in that does not load.
-        UsageError: as :func:`sdort.providers.runtime_options.check_options`.
+        UsageError: as :func:`sdort.providers.session_settings.check_options`.
     """
     import_onnxruntime()  # a CPU that is asked for needs it too, and is never probed
     if options.provider == AUTO:

@@ -14,7 +14,8 @@ from sdort.ops.library import AUTO, library_hash, resolve
 from sdort.providers import PROVIDERS
 from sdort.providers.bf16 import with_bf16
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions, provider_options
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import provider_options
 from sdort.tuning.device import Machine, this_machine
 
 InputDims = Mapping[str, Sequence[int]]

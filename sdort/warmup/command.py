@@ -24,7 +24,8 @@ from sdort.model.judgement import unfit
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import open_folder
 from sdort.providers import AUTO
-from sdort.providers.runtime_options import RuntimeOptions, can_tune
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import can_tune
 from sdort.runtime.announcement import announce
 from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider

@@ -32,7 +32,8 @@ from sdort.pipelines.scheduler_names import SAMPLERS
 from sdort.providers import find_provider
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM
-from sdort.providers.runtime_options import RuntimeOptions, can_tune
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import can_tune
 from sdort.verification.metrics import psnr
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
@@ -593,7 +594,7 @@ def test_the_record_says_whether_anything_was_searched(
         (find_provider("cpu"), library, False),
     ):
         with monkeypatch.context() as patch:
-            patch.setattr("sdort.providers.runtime_options.resolve", lambda setting, found=found: found)
+            patch.setattr("sdort.providers.session_settings.resolve", lambda setting, found=found: found)
             assert can_tune(provider, RuntimeOptions()) is searched
     monkeypatch.setattr("sdort.generation.command.can_tune", lambda provider, options: True)
     assert json.loads(sdort(tiny.onnx, "--tuning", "--json").stdout)["tuning"] is True

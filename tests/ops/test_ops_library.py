@@ -23,7 +23,8 @@ from sdort.ops import library
 from sdort.ops.build import Build, BuildOptions, _install, build, last_build
 from sdort.ops.table import Entry, read_table
 from sdort.providers import CPU
-from sdort.providers.runtime_options import RuntimeOptions, session_options
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import session_options
 
 
 @pytest.fixture(autouse=True)

@@ -17,7 +17,8 @@ from sdort.machine.elf import needed
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
-from sdort.providers.runtime_options import RuntimeOptions, provider_options
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import provider_options
 
 WHEEL = "onnxruntime-migraphx==1.27.1"
 LIBRARIES = {"libamdhip64.so.7": r"(__)?hip", "libmigraphx_c.so.3": "migraphx"}

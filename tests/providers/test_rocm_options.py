@@ -13,7 +13,8 @@ from support import rocm_packages, rocm_stub
 from support.rocm_packages import MODEL, WITHOUT_SDORT
 
 from sdort.providers.rocm import PROVIDER as ROCM
-from sdort.providers.runtime_options import RuntimeOptions, provider_options
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import provider_options
 
 SCRIPT = (
     MODEL

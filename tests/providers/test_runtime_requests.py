@@ -13,20 +13,13 @@ import pytest
 
 from sdort.errors import UsageError
 from sdort.machine.onnxruntime_copies import Flavour
-from sdort.providers import CPU, PROVIDERS, runtime_options
+from sdort.providers import CPU, PROVIDERS, session_settings
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.provider import Option, Provider, address, flag, number, one_of, text
 from sdort.providers.rocm import PROVIDER as ROCM
-from sdort.providers.runtime_options import (
-    RuntimeOptions,
-    can_tune,
-    check_options,
-    provider_options,
-    runtime_words,
-    session_options,
-    tuning_remark,
-)
+from sdort.providers.runtime_options import RuntimeOptions, runtime_words
+from sdort.providers.session_settings import can_tune, check_options, provider_options, session_options, tuning_remark
 
 PARTS: tuple[tuple[dict[str, Any], list[object]], ...] = (
     ({"provider": "cuda"}, ["--provider", "cuda"]),
@@ -117,7 +110,7 @@ def test_where_there_are_no_graphs_it_is_said_where_there_are() -> None:
 
 
 def test_every_option_that_is_given_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_options, "flavour", lambda: Flavour("onnxruntime-gpu", "1.31.1"))
+    monkeypatch.setattr(session_settings, "flavour", lambda: Flavour("onnxruntime-gpu", "1.31.1"))
     good = {"use_tf32": "0", "gpu_mem_limit": "-1"}
     check_options(CUDA, RuntimeOptions(provider_options=good))
     for bad in ({"prefer_nhwc": "no"}, {"none_such": "1"}, {"enable_cuda_graph": "1"}):
@@ -127,7 +120,7 @@ def test_every_option_that_is_given_is_checked(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_hint_names_the_options_that_can_be_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runtime_options, "flavour", lambda: Flavour("onnxruntime-rocm", "1.22.2"))
+    monkeypatch.setattr(session_settings, "flavour", lambda: Flavour("onnxruntime-rocm", "1.22.2"))
     with pytest.raises(UsageError, match=r"ROCMExecutionProvider of ONNX Runtime 1\.22 has no option 'x'") as caught:
         check_options(ROCM, RuntimeOptions(provider_options={"x": "1"}))
     hint = str(caught.value.hint)
@@ -197,7 +190,7 @@ def test_what_can_be_tuned_and_what_is_said_of_it(
         asked.append(setting)
         return tmp_path if built else None
 
-    monkeypatch.setattr(runtime_options, "resolve", resolve)
+    monkeypatch.setattr(session_settings, "resolve", resolve)
     provider, options = PROVIDERS[name], RuntimeOptions(name, custom_ops="on")
     searched = {"rocm": "kernels", "migraphx": "kernels", "cuda": "own" if built else "", "cpu": ""}[name]
     assert can_tune(provider, options) is bool(searched)
@@ -229,8 +222,8 @@ def test_a_sessions_settings_are_those_of_the_request(
     provider: Provider, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     registered: list[tuple[Any, ...]] = []
-    monkeypatch.setattr(runtime_options, "resolve", lambda setting: tmp_path / setting if setting != "off" else None)
-    monkeypatch.setattr(runtime_options, "register", lambda *given: registered.append(given))
+    monkeypatch.setattr(session_settings, "resolve", lambda setting: tmp_path / setting if setting != "off" else None)
+    monkeypatch.setattr(session_settings, "register", lambda *given: registered.append(given))
     runtime: Any = SimpleNamespace(SessionOptions=Settings)
     made = session_options(
         runtime, provider, RuntimeOptions(threads=3, profile="there/p", custom_ops="on"), 2, ("GroupNorm",)

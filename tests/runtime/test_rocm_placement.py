@@ -28,7 +28,8 @@ from sdort.onnx_io.serialize import serialize
 from sdort.providers import load_target
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM
-from sdort.providers.runtime_options import RuntimeOptions, provider_options
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import provider_options
 from sdort.runtime.activations import activation_bytes
 from sdort.runtime.placement import COPIES, parse_placement
 from sdort.upscaling.kept_upscaler import write_upscaler

@@ -33,7 +33,8 @@ from sdort.providers import CPU, PROVIDERS
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.rocm import PROVIDER as ROCM
-from sdort.providers.runtime_options import RuntimeOptions, provider_options, tuning_remark
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import provider_options, tuning_remark
 from sdort.runtime import opener, placement, probe
 from sdort.runtime.environment import versions
 from sdort.runtime.failures import load_error, reason_of, run_error
@@ -190,7 +191,7 @@ def test_tuning_without_anything_to_tune_has_no_effect_and_says_so(provider: Any
 
 
 def test_tuning_on_cuda_is_for_sdorts_own_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr("sdort.providers.runtime_options.resolve", lambda setting: tmp_path)
+    monkeypatch.setattr("sdort.providers.session_settings.resolve", lambda setting: tmp_path)
     assert "sdort's own kernels" in (tuning_remark(CUDA, RuntimeOptions(tuning=True)) or "")
     assert "no effect" in (tuning_remark(CPU, RuntimeOptions(tuning=True)) or "")
 

@@ -23,7 +23,8 @@ from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.model.signature import static_size
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions, can_tune
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import can_tune
 from sdort.runtime.probe import choose_provider
 from sdort.warmup.command import warm
 
