@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import DOCUMENTS, json_keys
+from sdort.errors.declared_options import declared
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMAS = "docs/schemas"
@@ -117,7 +118,9 @@ class Schema:
 def _hints(report: type) -> dict[str, Any]:
     """The types of a dataclass's fields; imports for type checkers are made here."""
     names: dict[str, Any] = {}
+    annotations: dict[str, Any] = {}
     for base in reversed(report.__mro__):
+        annotations |= inspect.get_annotations(base)
         module = sys.modules[base.__module__]
         names |= vars(module)
         for node in ast.walk(ast.parse(inspect.getsource(module))) if module.__name__.startswith("sdort") else ():
@@ -126,7 +129,8 @@ def _hints(report: type) -> dict[str, Any]:
                 names |= {a.asname or a.name: getattr(source, a.name) for a in node.names if hasattr(source, a.name)}
     getters = {name: part.fget for name, part in inspect.getmembers(report, lambda part: isinstance(part, property))}
     kinds = {name: typing.get_type_hints(getter, names)["return"] for name, getter in getters.items() if getter}
-    return {**kinds, **typing.get_type_hints(report, names)}
+    # Those that a subclass replaces are not read: a caller names an image in other types than a record.
+    return {**kinds, **typing.get_type_hints(types.SimpleNamespace(__annotations__=annotations), names)}
 
 
 def _notes(report: type) -> dict[str, str]:
@@ -135,6 +139,7 @@ def _notes(report: type) -> dict[str, str]:
     for base in reversed(report.__mro__):
         if not dataclasses.is_dataclass(base):
             continue
+        notes |= {name: _plain(each.text) for name, each in declared(base).items()}
         notes |= _attributes(inspect.getdoc(base) or "")
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0]
         assert isinstance(body, ast.ClassDef)

@@ -125,7 +125,7 @@ def in_diffusers(args: argparse.Namespace) -> Callable[[], Any]:
 def asked_beside(pipeline: Any, args: argparse.Namespace, options: dict[str, Any], image: Any) -> dict[str, float]:
     """Seconds of what is asked for beside the pixels, medians."""
     from sdort.generation.image_files import kept_record, save_image
-    from sdort.generation.images import parameters_text
+    from sdort.generation.infotext import parameters_text
     from sdort.generation.preview import BatchPreviews
     from sdort.pipelines.folder import open_folder
 

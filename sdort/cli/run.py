@@ -8,12 +8,11 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
-from sdort.cli.generation_options import SECTIONS, generation_options
-from sdort.cli.number_types import Whole
-from sdort.cli.options import decoding_options, placement_option, runtime_options, show_placement
-from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
+from sdort.cli.from_options import options_of, sections
+from sdort.cli.options import placement_option, runtime_options, show_placement
+from sdort.cli.sections import RUNTIME, SectionedCommand
 from sdort.errors import SdortError
-from sdort.errors.number_ranges import QUALITY
+from sdort.generation.typed_options import GENERATION
 from sdort.providers import MEMORY
 
 if TYPE_CHECKING:
@@ -26,11 +25,16 @@ if TYPE_CHECKING:
     from sdort.generation.result import Generation
     from sdort.generation.typed_options import RunOptions
 
+_OWN = sections(
+    *GENERATION,
+    headings=("Prompts and images", "Sampling", "From an image", "Variations", "Larger images", "Adapters",
+              "Control images", "IP-Adapter", "Previews", "Safety checker", "Refiner"),
+)  # fmt: skip
 _SECTIONS = {
-    **SECTIONS,
+    **{heading: names for heading, names in _OWN.items() if heading not in ("Decoding", "Results")},
     "Execution": (*RUNTIME["Execution"], "memory"),
-    **DECODING,
-    "Results": ("output", "grid", "quality", "overwrite", "dry_run", "placement", "as_json"),
+    "Decoding": _OWN["Decoding"],
+    "Results": (*_OWN["Results"], "dry_run", "placement", "as_json"),
 }
 _COMMON = (
     "prompt", "negative_prompt", "seed", "num_images", "size", "steps", "guidance_scale", "scheduler",
@@ -53,8 +57,7 @@ Examples:
 """,
 )
 @click.argument("pipeline", metavar="MODEL", type=click.Path(path_type=Path))
-@generation_options
-@decoding_options
+@options_of(*GENERATION)
 @runtime_options
 @click.option(
     "--memory",
@@ -64,22 +67,6 @@ Examples:
     "time of loading.",
 )
 @placement_option
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(dir_okay=False, path_type=Path),
-    show_default="sdort-SEED.png",
-    help="Image to write: .png, .jpg or .webp. Several images get -1, -2, ... before the suffix, or the names of a "
-    "template such as {index:03}-{seed}-{prompt}.png. A missing folder is made.",
-)
-@click.option("--grid", is_flag=True, help="Also write one picture of all images with their seeds, NAME-grid.")
-@click.option(
-    "--quality",
-    type=Whole(QUALITY),
-    show_default="95",
-    help="Quality of .jpg and .webp. At 100 .webp keeps every pixel, as .png does.",
-)
-@click.option("--overwrite", is_flag=True, help="Replace outputs that exist.")
 @click.option("--dry-run", is_flag=True, help="Draw nothing; say what would be drawn, and how long that takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")
 def command(

@@ -1,7 +1,8 @@
 """Ranges of the numbers that a user gives, one for the command line and for the function behind it.
 
 A number outside of its range is refused before anything is read or loaded. Bounds are those beyond which no model gives
-anything of use, or beyond which a request has no end; each says why.
+anything of use, or beyond which a request has no end; each says why. The range of a number that is one command's alone
+stands at its option (:mod:`sdort.errors.declared_options`).
 """
 
 from __future__ import annotations
@@ -151,18 +152,7 @@ def check_fields(options: Any, *ranges: Range[int] | Range[float]) -> None:
 
 
 STEPS = Range("steps", 1, 1000, "models are trained on 1,000 timesteps")
-GUIDANCE = Range(
-    "guidance_scale", 0.0, 1000.0, "the UNet's output is multiplied by it, usual are 1 (no guidance) to 20"
-)
 _LARGEST = "larger images are made by upscaling smaller ones"
-DEEP_CACHE = Range("deep_cache", 1, STEPS.high, "it is after how many steps the whole UNet runs again")
-DEEP_CACHE_DEPTH = Range("deep_cache_depth", 1, 100, "it is a number of a UNet's skip connections, which has 9 to 12")
-ETA = Range("eta", 0.0, 1.0, "it is the share of a step's noise that is new")
-PREVIEW_EVERY = Range("preview_every", 1, 1000, "there are no more steps")
-REFINER_START = Range("refiner_start", 0.0, 1.0, "it is the share of the schedule that the base takes")
-_SCORE = "SDXL's refiner was trained on scores from 0 to 10"
-AESTHETIC_SCORE = Range("aesthetic_score", 0.0, 10.0, _SCORE)
-NEGATIVE_AESTHETIC_SCORE = Range("negative_aesthetic_score", 0.0, 10.0, _SCORE)
 HEIGHT = Range("height", 1, 16384, _LARGEST)
 WIDTH = Range("width", 1, 16384, _LARGEST)
 SIZE_SIDE = Range("size", 1, 16384, _LARGEST)
@@ -172,20 +162,10 @@ CONTROL_END = Range("control", 0.0, 1.0, "it is a share of the steps")
 IP_ADAPTER_SCALE = Range("ip_adapter_image", -10.0, 10.0, "1 is an adapter as it was trained, and 0 is nothing")
 ADAPTER_SCALE = Range("lora", -100.0, 100.0, "1 is an adapter as it was trained, and 0 is nothing")
 SEED = Range("seed", 0, (1 << 63) - 1, "torch's generator takes 64 bits, and a negative seed is another name of one")
-VARIATION_SEED = Range("variation_seed", SEED.low, SEED.high, SEED.reason)
-VARIATION_STRENGTH = Range("variation_strength", 0.0, 1.0, "0 is the seed's image, 1 is that of --variation-seed")
-STRENGTH = Range("strength", 0.0, 1.0, "it is the share of the steps that change the init image")
-MASK_BLUR = Range("mask_blur", 0, 256, "it is in pixels of the init image")
-MASK_PADDING = Range("mask_padding", 0, 16384, "it is in pixels of the init image")
-HIRES = Range("hires", 1.0, 8.0, "larger images are made in several turns, from an init image")
 UPSCALE_TILE = Range("tile", 64, 4096, "smaller tiles repeat most of the work, larger ones are no faster")
-UPSCALE_BY = Range("upscale_by", 0.1, 32.0, "it is how many times as high and wide the image becomes")
 UPSCALE_SCALE = Range("scale", 0.1, 32.0, "it is how many times as high and wide the result is")
-HIRES_STRENGTH = Range("hires_strength", 0.0, 1.0, "it is the share of the steps that change the upscaled image")
-HIRES_STEPS = Range("hires_steps", STEPS.low, STEPS.high, STEPS.reason)
 QUALITY = Range("quality", 1, 100, "100 is the best that JPEG and WebP have")
 NUM_IMAGES = Range("num_images", 1, 10_000, "all images of a run are numbered and kept until its end")
-IMAGES_AT_ONCE = Range("images_at_once", 1, 1024, "more of them gain no speed")
 BATCH_SIZE = Range("batch_size", 1, 1024, "larger batches gain no speed")
 WARMUP = Range("warmup", 0, 100_000, "more calls change nothing")
 REPEAT = Range("repeat", 1, 100_000, "more calls make no result more certain, and each is kept")

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import RANGES, shown
+from sdort.errors.number_ranges import RANGES, Range, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -56,7 +56,9 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     return checked
 
 
-def check_types(options: Mapping[str, object], annotations: Mapping[str, Any]) -> None:
+def check_types(
+    options: Mapping[str, object], annotations: Mapping[str, Any], ranges: Mapping[str, Range[Any]] = RANGES
+) -> None:
     """Refuse values of other types than their options have; None leaves an option to its default.
 
     A whole number is a number, true and false are neither; numpy's scalars are what Python's are.
@@ -64,6 +66,7 @@ def check_types(options: Mapping[str, object], annotations: Mapping[str, Any]) -
     Args:
         options: name -> value.
         annotations: name -> type, as :func:`typing.get_type_hints` gives it, of all options that there are.
+        ranges: name -> range, of options that are numbers.
 
     Raises:
         TypeError: there is no option of that name.
@@ -73,18 +76,18 @@ def check_types(options: Mapping[str, object], annotations: Mapping[str, Any]) -
         raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(annotations)}")
     for name, value in options.items():
         if value is not None:
-            _check(_option(name), name, value, annotations[name])
+            _check(_option(name), name, value, annotations[name], ranges)
 
 
 def _option(name: str) -> str:
     return f"--{name.replace('_', '-')}"
 
 
-def _check(words: str, name: str, value: object, annotation: Any) -> None:
+def _check(words: str, name: str, value: object, annotation: Any, ranges: Mapping[str, Range[Any]] = RANGES) -> None:
     if fits(value, annotation):
         return
-    if name in RANGES and {int, float} & {*_parts(annotation)}:
-        RANGES[name].check(value)  # says the bounds too
+    if name in ranges and {int, float} & {*_parts(annotation)}:
+        ranges[name].check(value)  # says the bounds too
     raise UsageError(f"{words} {shown(value)} is not {_words(annotation)}")
 
 

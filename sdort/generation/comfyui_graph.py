@@ -12,13 +12,15 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from sdort.errors.number_ranges import CLIP_SKIP, GUIDANCE, HEIGHT, SEED, STEPS, WIDTH, Range
+from sdort.errors.declared_options import Option, declared
 from sdort.errors.plain_text import cut, one_line
-from sdort.generation.infotext import Infotext, take_scheduler
+from sdort.generation.infotext import Infotext, take, take_scheduler
+from sdort.generation.typed_options import DrawnOptions
 from sdort.machine.json_text import parse_json
 
 _Node = Mapping[str, Any]
 _Number = (int, float)
+_OPTIONS = declared(DrawnOptions)
 _LORAS = ("LoraLoader", "LoraLoaderModelOnly")
 _CHECKPOINT, _LAYER = "CheckpointLoaderSimple", "CLIPSetLastLayer"
 _ENCODE, _ENCODE_SDXL = "CLIPTextEncode", "CLIPTextEncodeSDXL"
@@ -44,13 +46,12 @@ def read_comfyui_graph(text: str) -> Infotext:
     info = Infotext({"prompt": positive.first, "negative_prompt": negative.first, "prompt_weighting": "comfyui"})
     _take_second(info, "prompt_2", positive)
     _take_second(info, "negative_prompt_2", negative)
-    numbers: list[tuple[Range[int] | Range[float], _Node, str]] = [
-        (SEED, sampler, "seed"), (STEPS, sampler, "steps"), (GUIDANCE, sampler, "cfg"), (WIDTH, size, "width"),
-        (HEIGHT, size, "height"),
-    ]  # fmt: skip
-    for limits, node, name in numbers:
-        _take(info, limits, graph.value(node, name, _Number))
-    _take(info, CLIP_SKIP, -positive.clip.layer)
+    nodes = {"KSampler": sampler, "EmptyLatentImage": size}
+    for option in _OPTIONS.values():
+        node, _, name = option.comfyui.partition(".")
+        if name:
+            _take(info, option, graph.value(nodes[node], name, _Number))
+    _take(info, _OPTIONS["clip_skip"], -positive.clip.layer)
     sampler_name, spacing = (str(graph.value(sampler, name, str)) for name in ("sampler_name", "scheduler"))
     take_scheduler(info, "sampler ", [f"{sampler_name}_{spacing}", sampler_name])
     model = _Way(graph, sampler, "model", (*_LORAS, _CHECKPOINT))
@@ -64,11 +65,8 @@ def read_comfyui_graph(text: str) -> Infotext:
     return info
 
 
-def _take(info: Infotext, limits: Range[int] | Range[float], value: Any) -> None:
-    if limits.problem(value):
-        info.left.append(f"{limits.name} {cut(one_line(str(value)), 40)}")
-    else:
-        info.options[limits.name] = limits.check(value)
+def _take(info: Infotext, option: Option, value: Any) -> None:
+    take(info, option, value, f"{option.name} {cut(one_line(str(value)), 40)}")
 
 
 def _take_second(info: Infotext, option: str, prompt: _Prompt) -> None:

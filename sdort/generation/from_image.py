@@ -13,6 +13,7 @@ from typing import Any
 
 from sdort.console import say, warn
 from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.errors.declared_options import declared
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.comfyui_graph import read_comfyui_graph
 from sdort.generation.image_programs import COMFYUI, program_of
@@ -21,55 +22,21 @@ from sdort.generation.infotext import Infotext, has_parameters, read_infotext
 from sdort.generation.input_image import InputImage
 from sdort.generation.lora_tags import named_stems
 from sdort.generation.request import GOES_WITH
+from sdort.generation.typed_options import GENERATION, DrawnOptions
 from sdort.machine.json_text import parse_json
 from sdort.pipelines.scheduler_names import WITH_ETA, WITHOUT_SPACING, find_scheduler
 
+_OPTIONS = declared(*GENERATION)
 REPLAYED = {
-    "prompt": "prompt",
-    "negative_prompt": "negative_prompt",
-    "prompt_2": "prompt_2",
-    "negative_prompt_2": "negative_prompt_2",
-    "clip_skip": "clip_skip",
-    "prompt_weighting": "prompt_weighting",
-    "steps": "steps",
-    "guidance_scale": "guidance_scale",
-    "height": "height",
-    "width": "width",
-    "seed": "seed",
-    "scheduler": "scheduler_name",
-    "timestep_spacing": "timestep_spacing",
-    "eta": "eta",
-    "deep_cache": "deep_cache",
-    "deep_cache_depth": "deep_cache_depth",
-    "vae_tiling": "vae_tiling",
-    "vae_slicing": "vae_slicing",
-    "strength": "strength",
-    "mask_blur": "mask_blur",
-    "only_masked": "only_masked",
-    "mask_padding": "mask_padding",
-    "variation_seed": "variation_seed",
-    "variation_strength": "variation_strength",
-    "hires": "hires",
-    "hires_upscale": "hires_upscale",
-    "hires_strength": "hires_strength",
-    "hires_steps": "hires_steps",
-    "guess_mode": "guess_mode",
-    "refiner_start": "refiner_start",
-    "aesthetic_score": "aesthetic_score",
-    "negative_aesthetic_score": "negative_aesthetic_score",
+    name: option.recorded_as or name
+    for name, option in declared(DrawnOptions).items()
+    if not (option.names_file or option.not_replayed)
 }
 """Option -> the field of :class:`GenerationRecord` that it is taken from."""
 
-GIVEN_AGAIN = {
-    "lora": "lora",
-    "init_image": "init_image",
-    "mask": "mask",
-    "control": "control",
-    "ip_adapter_image": "ip_adapter_image",
-    "refiner": "refiner",
-    "hires_upscaler": "hires_upscaler",
-}
-"""Options that name files -> the field that says which: files are not in the image, so the caller has to give them."""
+GIVEN_AGAIN = [name for name, option in _OPTIONS.items() if option.names_file and not option.not_replayed]
+"""Options that name files, and the fields that say which: files are not in the image, so the caller has to give
+them."""
 
 COMPARED = {
     "lora": {"sha256": "its file", "scale": "its scale", "text_scale": "its scale for the text encoders"},
@@ -81,33 +48,6 @@ COMPARED = {
 
 _MOST = 8000
 """Characters of all that is left of an image, as long as a page: each reason why the new one differs has to be told."""
-_TEXTS = {"prompt", "negative_prompt", "prompt_2", "negative_prompt_2", "prompt_weighting", "scheduler",
-          "timestep_spacing", "hires_upscale"}  # fmt: skip
-_SWITCHES = {"vae_tiling", "vae_slicing", "only_masked", "guess_mode"}
-
-WITHOUT_EFFECT = {
-    "num_images": "an image is one image",
-    "upscale": "it is done with the finished image",
-    "upscale_by": "it is done with the finished image",
-    "size": "height and width say it",
-    "images_at_once": "each image is what it is alone",
-    "from_image": "it is this image",
-    "prompts": "the image has its prompt",
-    "wildcards": "the image has what was drawn",
-    "lora_folder": "where adapters lie",
-    "output": "where the image goes",
-    "overwrite": "where the image goes",
-    "quality": "how the file is written",
-    "grid": "where the image goes",
-    "on_progress": "what is shown meanwhile",
-    "cancel": "when the run ends",
-    "preview": "what is shown meanwhile",
-    "on_preview": "what is shown meanwhile",
-    "preview_every": "what is shown meanwhile",
-    "preview_vae": "what is shown meanwhile",
-    "safety": "whoever draws decides it",
-}
-"""Options that are not taken from an image -> the reason."""
 
 
 @dataclass(frozen=True)
@@ -283,12 +223,12 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     if not isinstance(record, dict) or not isinstance(record.get("prompt"), str):
         raise BadModelError(f"the record in {path} has no prompt", hint="The file is damaged, or somebody edited it.")
     _tell_grid(path, record.get("grid"))
-    missing = [option for option, name in GIVEN_AGAIN.items() if record.get(name) and option not in given]
+    missing = [option for option in GIVEN_AGAIN if record.get(option) and option not in given]
     named = "lora" in missing and _names_adapters(record, given)
     if named and "lora_folder" in given:
         missing.remove("lora")
     if missing:
-        files = ", ".join(_named(record[GIVEN_AGAIN[option]]) for option in missing)
+        files = ", ".join(_named(record[option]) for option in missing)
         raise UsageError(
             f"{path} was drawn with files that are not in it: {files}",
             hint=f"Give them with {' and '.join(map(_flag, missing))}."
@@ -301,7 +241,7 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     }
     if options.get("scheduler") is None and "scheduler" not in given and isinstance(record.get("scheduler"), str):
         options["scheduler"] = record["scheduler"]
-    wrong = next((option for option, value in options.items() if not isinstance(value, _kind(option))), None)
+    wrong = next((option for option, value in options.items() if not isinstance(value, _OPTIONS[option].kind)), None)
     if wrong:
         raise BadModelError(f"the record in {path} has a {wrong} that is none", hint="Somebody edited it.")
     options, left = _fitting(options, given)
@@ -310,7 +250,7 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         say(f"{path} was enlarged by {one_line(record['upscale'])} in the end: --upscale FILE does that again")
     told = (record.get(name) for name in ("model", "model_hash", "refiner", "refiner_hash"))
     model, model_hash, refiner, refiner_hash = (value if isinstance(value, str) else None for value in told)
-    listed = {option: _records(record.get(GIVEN_AGAIN[option])) for option in COMPARED}
+    listed = {option: _records(record.get(option)) for option in COMPARED}
     return DrawnWith(options, model, model_hash or "unknown", refiner, refiner_hash, _images(record), listed)
 
 
@@ -342,11 +282,6 @@ def _images(record: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
         for option, (name, digest) in said.items()
         if isinstance(name, str) and isinstance(digest, str)
     }
-
-
-def _kind(option: str) -> Any:
-    """The type of an option's value; numbers are checked where they are used."""
-    return str if option in _TEXTS else bool if option in _SWITCHES else int | float
 
 
 def _named(files: Any) -> str:

@@ -13,7 +13,7 @@ import numpy as np
 
 from sdort.errors import UsageError
 from sdort.generation.image_files import check_sides, format_of, kept_record, save_file, write_pixels
-from sdort.generation.images import parameters_text
+from sdort.generation.infotext import parameters_text
 from sdort.model.signature import Array
 
 if TYPE_CHECKING:

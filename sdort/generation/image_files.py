@@ -13,7 +13,7 @@ from sdort.console import to_json, warn
 from sdort.errors import OutputError, UsageError, did_you_mean
 from sdort.errors.number_ranges import QUALITY
 from sdort.errors.plain_text import one_line
-from sdort.generation.images import parameters_text
+from sdort.generation.infotext import parameters_text
 from sdort.generation.record import GenerationRecord
 from sdort.machine.disk import existing
 from sdort.model.signature import Array

@@ -1,4 +1,4 @@
-"""A1111's ``parameters`` text, which most programs and model sites write, as options of a generation.
+"""A1111's ``parameters`` text, which most programs and model sites write: read as options, and written of a record.
 
     a lighthouse, (dusk:1.2)
     Negative prompt: people
@@ -13,35 +13,19 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sdort.errors import SdortError
-from sdort.errors.number_ranges import (
-    CLIP_SKIP,
-    DEEP_CACHE,
-    DEEP_CACHE_DEPTH,
-    ETA,
-    GUIDANCE,
-    HEIGHT,
-    HIRES,
-    HIRES_STEPS,
-    HIRES_STRENGTH,
-    MASK_BLUR,
-    MASK_PADDING,
-    REFINER_START,
-    SEED,
-    STEPS,
-    STRENGTH,
-    VARIATION_SEED,
-    VARIATION_STRENGTH,
-    WIDTH,
-    Range,
-)
+from sdort.errors.declared_options import Option, declared
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.prompt_syntax import WEIGHTINGS
+from sdort.generation.record import GenerationRecord
 from sdort.generation.request import UPSCALES
+from sdort.generation.typed_options import DrawnOptions
+from sdort.pipelines.sampler_names import a1111_sampler
 from sdort.pipelines.scheduler_names import find_scheduler
 
 _NAME = re.compile(r"\s*(\w[\w \-/.+]*):\s*")
@@ -54,27 +38,11 @@ _FEWEST = 3
 _MOST_BROKEN = 100
 """Values of a line that begin as JSON and are none; of each Python's parser counts the lines before it."""
 
-_NUMBERS: dict[str, Range[int] | Range[float]] = {
-    "Steps": STEPS,
-    "CFG scale": GUIDANCE,
-    "Seed": SEED,
-    "Clip skip": CLIP_SKIP,
-    "Eta": ETA,
-    "Eta DDIM": ETA,
-    "Mask blur": MASK_BLUR,
-    "Masked area padding": MASK_PADDING,
-    "Variation seed": VARIATION_SEED,
-    "Variation seed strength": VARIATION_STRENGTH,
-    "Hires upscale": HIRES,
-    "Hires steps": HIRES_STEPS,
-    "Refiner switch at": REFINER_START,
-    "Deep cache": DEEP_CACHE,
-    "Deep cache depth": DEEP_CACHE_DEPTH,
-}
-"""A1111's name -> the option's range."""
+_OPTIONS = declared(DrawnOptions)
+_NAMED = {name: option for option in _OPTIONS.values() for name in option.a1111}
+"""A1111's name -> the option."""
 _OTHERS = (
     "Size",
-    "Prompt weighting",
     "Emphasis",
     "Sampler",
     "Schedule type",
@@ -95,7 +63,7 @@ _OWN_VAE = ("None", "Automatic")
 _EMPHASIS = {"Original": WEIGHTINGS[0], "None": "none"}
 """A1111's emphasis -> the option ``prompt_weighting``."""
 
-_KNOWN = frozenset((*_NUMBERS, *_OTHERS, *_TOLD))
+_KNOWN = frozenset((*_NAMED, *_OTHERS, *_TOLD))
 _CASES = {name.lower(): name for name in _KNOWN}
 _USUAL_SPACING = dict.fromkeys(
     ("DPM++ 2M", "DPM++ SDE", "DPM++ 2M SDE", "DPM++ 2M SDE Heun", "DPM2", "DPM2 a"), "Karras"
@@ -124,8 +92,8 @@ def read_infotext(text: str) -> Infotext:
     start = next((number for number, line in enumerate(lines) if line.strip().startswith(_NEGATIVE)), len(lines))
     negative = "\n".join(lines[start:]).strip().removeprefix(_NEGATIVE).strip()
     info = Infotext({"prompt": _unquoted("\n".join(lines[:start]).strip()), "negative_prompt": _unquoted(negative)})
-    _take_numbers(info, pairs)
-    _take_weighting(info, pairs)
+    _take_options(info, pairs)
+    _take_emphasis(info, pairs)
     _take_scheduler(info, pairs)
     _take_task(info, pairs)
     _tell_files(info, pairs)
@@ -206,32 +174,41 @@ def _unknown(pairs: Mapping[str, str]) -> list[str]:
     return told
 
 
-def _take_numbers(info: Infotext, pairs: Mapping[str, str]) -> None:
-    said = [(limits, name, pairs[name]) for name, limits in _NUMBERS.items() if name in pairs]
+def _take_options(info: Infotext, pairs: Mapping[str, str]) -> None:
+    said = [(option, name, pairs[name]) for name, option in _NAMED.items() if name in pairs]
     size = re.fullmatch(r"([0-9]+)\s*[x*]\s*([0-9]+)", pairs.get("Size", ""))
-    said += [
-        (limits, "Size", number) for limits, number in zip((WIDTH, HEIGHT), size.groups() if size else (), strict=False)
-    ]
+    sides = zip(("width", "height"), size.groups() if size else (), strict=False)
+    said += [(_OPTIONS[side], "Size", number) for side, number in sides]
     if _STRENGTH in pairs:  # of the second pass where there is one
-        said.append((HIRES_STRENGTH if "Hires upscale" in pairs else STRENGTH, _STRENGTH, pairs[_STRENGTH]))
-    for limits, name, text in said:
-        value = limits.parse(text)
-        if limits.problem(value):
-            info.left.append(f"{name}: {cut(one_line(text), 40)}")
-        else:
-            info.options[limits.name] = limits.check(value)
+        name = "hires_strength" if "Hires upscale" in pairs else "strength"
+        said.append((_OPTIONS[name], _STRENGTH, pairs[_STRENGTH]))
+    for option, name, text in said:
+        value = option.range.parse(text) if option.range else text
+        take(info, option, value, f"{name}: {cut(one_line(text), 40)}")
     if "Size" in pairs and not size:
         info.left.append(f"Size: {cut(one_line(pairs['Size']), 40)}")
 
 
-def _take_weighting(info: Infotext, pairs: Mapping[str, str]) -> None:
-    said = {"Emphasis": _EMPHASIS, "Prompt weighting": {name: name for name in WEIGHTINGS}}
-    for name, known in said.items():
-        value = pairs.get(name)
-        if value in known:
-            info.options["prompt_weighting"] = known[value]
-        elif value is not None:
-            info.left.append(f"{name}: {cut(one_line(value), 40)}")
+def take(info: Infotext, option: Option, value: Any, told: str) -> None:
+    """Take the value of an option that is a number or one of some texts.
+
+    Args:
+        told: what is left of the image where the option has no such value.
+    """
+    if option.range and not option.range.problem(value):
+        info.options[option.name] = option.range.check(value)
+    elif value in option.choices:
+        info.options[option.name] = value
+    else:
+        info.left.append(told)
+
+
+def _take_emphasis(info: Infotext, pairs: Mapping[str, str]) -> None:
+    emphasis = pairs.get("Emphasis")
+    if emphasis in _EMPHASIS:
+        info.options.setdefault("prompt_weighting", _EMPHASIS[emphasis])
+    elif emphasis is not None:
+        info.left.append(f"Emphasis: {cut(one_line(emphasis), 40)}")
 
 
 def _tell_files(info: Infotext, pairs: Mapping[str, str]) -> None:
@@ -310,3 +287,87 @@ def _unquoted(value: str) -> str:
         except ValueError:
             return value
     return value
+
+
+def parameters_text(record: GenerationRecord, seed: int) -> str:
+    """The generation parameters in the form that image viewers and other front ends read from ``parameters``.
+
+    They are AUTOMATIC1111's: the prompt, a line ``Negative prompt: ...``, and a line of ``name: value`` with commas
+    between. As there, a value that would read as something else is a JSON string; here the prompts too, so that each
+    is one line and names no parameter.
+    """
+    lines = [_quoted(record.prompt, _is_ambiguous(record.prompt))]
+    if record.negative_prompt:
+        quoted = _quoted(record.negative_prompt, _is_ambiguous(record.negative_prompt))
+        lines.append(f"Negative prompt: {quoted}")
+    fields = {
+        "Steps": record.steps,
+        **a1111_sampler(record.scheduler, record.scheduler_name),
+        "CFG scale": record.guidance_scale,
+        "Seed": seed,
+        "Size": f"{record.width}x{record.height}",
+        **task_parameters(record),
+        # A1111's, which model sites find: the first ten digits of the file's SHA-256.
+        "Model hash": record.checkpoint_sha256[:10] if record.checkpoint_sha256 else record.model_hash,
+        "Model": record.model,
+    }
+    fields |= _other_options(record, fields) | {
+        "Lora hashes": ", ".join(f"{Path(one.name).stem}: {one.tensors_sha256[:12]}" for one in record.lora) or None,
+        "Template": dict(record.templates).get("prompt"),
+        "Negative Template": dict(record.templates).get("negative_prompt"),
+        "Version": f"sdort {record.versions['sdort']}",
+    }
+    values = {name: str(value) for name, value in fields.items() if value is not None}
+    lines.append(", ".join(f"{name}: {parameter_value(text)}" for name, text in values.items()))
+    return "\n".join(lines)
+
+
+def _other_options(record: GenerationRecord, written: Collection[str]) -> dict[str, object]:
+    """Options by A1111's names that are not written yet and differ from their defaults."""
+    named = {option.a1111[0]: option for option in declared(DrawnOptions).values() if option.a1111}
+    values = {name: (getattr(record, option.name), option.default) for name, option in named.items()}
+    return {name: value for name, (value, default) in values.items() if name not in written and value != default}
+
+
+def task_parameters(record: GenerationRecord) -> dict[str, object]:
+    """Parameters of a refiner, img2img, inpainting, variations and the second pass, by AUTOMATIC1111's names."""
+    named: dict[str, object] = {}
+    if record.refiner:
+        hashed = f" [{record.refiner_hash[:10]}]" if record.refiner_hash else ""
+        named |= {"Refiner": f"{record.refiner}{hashed}", "Refiner switch at": record.refiner_start}
+    if record.hires:
+        upscaler = record.hires_upscaler or ("Lanczos" if record.hires_upscale == "image" else "Latent")
+        named |= {"Denoising strength": record.hires_strength, "Hires upscale": record.hires}
+        named |= {"Hires steps": record.hires_steps, "Hires upscaler": upscaler}
+    if record.init_image:
+        named["Denoising strength"] = record.strength
+    if record.mask:
+        named["Mask blur"] = record.mask_blur
+    if record.only_masked:
+        named |= {"Inpaint area": "Only masked", "Masked area padding": record.mask_padding}
+    if record.upscale:
+        named |= {"Postprocess upscale by": record.upscale_by, "Postprocess upscaler": record.upscale}
+    if record.variation_strength:
+        named |= {"Variation seed": record.variation_seed, "Variation seed strength": record.variation_strength}
+    return named
+
+
+_NAMES = ("negative prompt", "sampler", "schedule type", "size", "model hash", "model", "version", "hashes", "template",
+          *(option.a1111[0] for option in declared(DrawnOptions).values() if option.a1111))  # fmt: skip
+_PARAMETER = re.compile(rf"\b({'|'.join(map(re.escape, _NAMES))})\s*:", re.IGNORECASE)
+
+
+def _is_ambiguous(text: str) -> bool:
+    """Whether a reader of ``parameters`` would get something else than this text."""
+    is_line = one_line(text) == text == text.strip()
+    return not is_line or text.startswith('"') or bool(_PARAMETER.search(text))
+
+
+def parameter_value(text: str) -> str:
+    """A text as a value of the last line of ``parameters``: quoted where a reader would divide it."""
+    return _quoted(text, any(mark in text for mark in ",:") or _is_ambiguous(text))
+
+
+def _quoted(text: str, needed: bool) -> str:
+    """Text as a JSON string without a colon, which would end a parameter's name; as it is where that is not needed."""
+    return json.dumps(text).replace(":", "\\u003a") if needed else text

@@ -15,6 +15,7 @@ from typing import Any, cast
 from sdort.console import say
 from sdort.demo import demo_adapter
 from sdort.errors import SdortError, UsageError
+from sdort.errors.declared_options import declared, ranges_of
 from sdort.errors.number_ranges import NUM_IMAGES, parse_size, shown
 from sdort.errors.option_types import check_types
 from sdort.generation.adapted_weights import record_adapter
@@ -28,14 +29,19 @@ from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter
 from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
 from sdort.generation.lora_tags import LoraFolder, with_adapters
 from sdort.generation.output_names import fill_template, is_template
-from sdort.generation.preview import PREVIEW_OPTIONS, PreviewOptions
 from sdort.generation.prompts_file import Lines, read_lines
 from sdort.generation.refiner import open_refiner
-from sdort.generation.request import PROMPTS, Request, each_prompt
+from sdort.generation.request import OF_SCHEDULE, PROMPTS, Request, each_prompt
 from sdort.generation.running_controls import record_control
 from sdort.generation.safety import choose_safety
 from sdort.generation.seeds import read_seeds
-from sdort.generation.typed_options import GenerationOptions, OnProgress, annotations_of
+from sdort.generation.typed_options import (
+    GENERATION,
+    GenerationOptions,
+    OnProgress,
+    PreviewOptions,
+    annotations_of,
+)
 from sdort.generation.usual_sampling import usual_sampling
 from sdort.generation.wildcards import Wildcards
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
@@ -305,7 +311,7 @@ def plan_job(
         TypeError: there is no option of that name.
     """
     settings = sized(options)
-    check_types(settings, _OPTIONS)
+    check_types(settings, _OPTIONS, ranges_of(*GENERATION))
     check_types({"prompt": prompt}, _PROMPT)
     for name, variable in _CONFIGURED.items():
         if settings.get(name) is None and os.environ.get(variable):
@@ -317,7 +323,7 @@ def plan_job(
     output, quality, grid = settings.pop("output", None), settings.pop("quality", None), settings.pop("grid", False)
     overwrite, on_progress = settings.pop("overwrite", False), settings.pop("on_progress", None)
     cancel = settings.pop("cancel", None)
-    wanted = {name: settings.pop(name, None) for name in PREVIEW_OPTIONS}
+    wanted = {name: settings.pop(name, None) for name in declared(PreviewOptions)}
     previews = PreviewOptions(**{name: value for name, value in wanted.items() if value is not None})
     texts = {name: settings.pop(name) or "" for name in PROMPTS if name in settings}
     unsaid = _unsaid(settings)
@@ -367,7 +373,7 @@ def _seeds(own: Any, seeds: Sequence[int]) -> Sequence[int]:
     """A prompt's own seeds, or those of all."""
     if own is None:
         return seeds
-    check_types({"seed": own}, _OPTIONS)
+    check_types({"seed": own}, _OPTIONS, ranges_of(*GENERATION))
     return read_seeds(own)
 
 
@@ -384,7 +390,7 @@ def _of_requests(requests: Sequence[Request], images: Sequence[int]) -> tuple[in
 def _unsaid(settings: Mapping[str, Any]) -> frozenset[str]:
     """The options of sampling that a pipeline says: its sampler is exchanged where nothing is said of the sampling."""
     unsaid = {name for name in ("steps", "guidance_scale") if settings.get(name) is None}
-    free = all(settings.get(name) is None for name in ("steps", "scheduler", "timestep_spacing", "eta"))
+    free = all(settings.get(name) is None for name in OF_SCHEDULE)
     return frozenset(unsaid | ({"scheduler"} if free else set()))
 
 

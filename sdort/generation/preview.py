@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.errors.number_ranges import PREVIEW_EVERY, check_fields
 from sdort.families.family import Latents
 from sdort.generation.images import to_image
 from sdort.model.component_names import DECODER
@@ -50,33 +49,6 @@ class Preview:
 
 
 OnPreview = Callable[[Preview], None]
-
-
-@dataclass(frozen=True)
-class PreviewOptions:
-    """Options of previews, by their names in :class:`sdort.generation.typed_options.GenerationOptions`.
-
-    Raises:
-        UsageError: a value that cannot be.
-    """
-
-    preview: bool = False
-    on_preview: OnPreview | None = None
-    preview_every: int = 5
-    preview_vae: str | Path | None = None
-
-    def __post_init__(self) -> None:
-        check_fields(self, PREVIEW_EVERY)
-        if not self.wanted and self.preview_vae:
-            raise UsageError("--preview-vae needs --preview")
-
-    @property
-    def wanted(self) -> bool:
-        """Whether anybody looks at previews."""
-        return self.preview or self.on_preview is not None
-
-
-PREVIEW_OPTIONS = tuple(field.name for field in fields(PreviewOptions))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from sdort.console import draw_picture, has_bars, say
 from sdort.errors import UsageError
 from sdort.generation.image_files import free_path
 from sdort.generation.pipeline import TextToImage
-from sdort.generation.preview import OnPreview, Preview, Previewer, PreviewOptions, make_decode
+from sdort.generation.preview import OnPreview, Preview, Previewer, make_decode
 from sdort.generation.terminal_picture import draw
+from sdort.generation.typed_options import PreviewOptions
 from sdort.machine.terminal import Graphics, terminal_graphics
 from sdort.model.signature import Array
 from sdort.providers.runtime_options import RuntimeOptions

@@ -12,32 +12,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.errors.number_ranges import (
-    AESTHETIC_SCORE,
-    CLIP_SKIP,
-    DEEP_CACHE,
-    DEEP_CACHE_DEPTH,
-    ETA,
-    GUIDANCE,
-    HEIGHT,
-    HIRES,
-    HIRES_STEPS,
-    HIRES_STRENGTH,
-    IMAGES_AT_ONCE,
-    MASK_BLUR,
-    MASK_PADDING,
-    NEGATIVE_AESTHETIC_SCORE,
-    NUM_IMAGES,
-    REFINER_START,
-    SEED,
-    STEPS,
-    STRENGTH,
-    UPSCALE_BY,
-    VARIATION_SEED,
-    VARIATION_STRENGTH,
-    WIDTH,
-    check_fields,
-)
+from sdort.errors.declared_options import declared, ranges_of
+from sdort.errors.number_ranges import SEED, check_fields
 from sdort.errors.plain_text import cut
 from sdort.families.family import Family
 from sdort.generation.control_choice import Control
@@ -46,9 +22,10 @@ from sdort.generation.image_sizes import size_from
 from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import IpAdapterImage
 from sdort.generation.prompt_schedule import check_prompt, read_parts
-from sdort.generation.prompt_syntax import WEIGHTINGS, check_weighting
+from sdort.generation.prompt_syntax import check_weighting
 from sdort.generation.safety import check_safety
-from sdort.generation.schedulers import SchedulerOptions, load_sampler
+from sdort.generation.schedulers import load_sampler
+from sdort.generation.typed_options import DrawnOptions
 from sdort.model.component_names import ENCODER
 from sdort.model.signature import HasInputs, static_size
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
@@ -57,7 +34,6 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.pipelines.scheduler_names import SPACINGS
 from sdort.runtime.deep_cut import DEPTH
 from sdort.samplers.sampler import Sampler
-from sdort.workload.cases import IMAGES_AT_ONCE as USUAL_AT_ONCE
 from sdort.workload.image_inputs import image_inputs
 from sdort.workload.residuals import all_residuals
 
@@ -66,9 +42,9 @@ MAX_PROMPT = 1 << 17
 
 
 @dataclass(frozen=True)
-class Request:
-    """A request for images of one prompt. Image ``i`` of several has the seed ``seed + i``, so that each can be made
-    again alone.
+class Request(DrawnOptions):
+    """A request for images of one prompt: the options of a generation with the files read that they name. Image ``i``
+    of several has the seed ``seed + i``, so that each can be made again alone.
 
     Raises:
         UsageError: a value that no pipeline can do.
@@ -76,82 +52,29 @@ class Request:
 
     prompt: str
     negative_prompt: str = ""
-    templates: tuple[tuple[str, str], ...] = ()
-    """Names of prompts, and the texts with ``{a|b}`` that the seed drew them from."""
-    steps: int = 50
-    guidance_scale: float = 7.5
-    height: int | None = None
-    width: int | None = None
-    seed: int = 0
-    num_images: int = 1
-    scheduler: str | None = None
-    timestep_spacing: str | None = None
-    """Of the scheduler; None as its config says."""
-    eta: float | None = None
-    """The share of new noise in a step of DDIM or TCD; None for the scheduler's default."""
-    deep_cache: int | None = None
-    """After how many calls of the UNet all of it runs again; None for every call."""
-    deep_cache_depth: int | None = None
-    """Skip connections of the UNet that run in every call, counted from its output; None for the usual number."""
-    images_at_once: int = USUAL_AT_ONCE
-    """Images that share a UNet call: more fill a small card's memory and gain little."""
-    vae_tiling: bool | None = None
-    """Decode in tiles; None where memory asks for it."""
-    vae_slicing: bool | None = None
-    """Decode one image at a time; None where memory asks for it."""
     prompt_2: str = ""
     """For SDXL's second text encoder; empty for ``prompt``."""
     negative_prompt_2: str = ""
     """For SDXL's second text encoder; empty for ``negative_prompt``."""
-    clip_skip: int = 1
-    """The text encoder's layer that conditions, counted from the last one, which is 1."""
-    prompt_weighting: str = WEIGHTINGS[0]
-    """The reading of weights in prompts: one of :data:`sdort.generation.prompt_syntax.WEIGHTINGS`."""
+    templates: tuple[tuple[str, str], ...] = ()
+    """Names of prompts, and the texts with ``{a|b}`` that the seed drew them from."""
+    steps: int = 50
+    guidance_scale: float = 7.5
+    seed: int = 0
     lora: tuple[AdapterChoice, ...] = ()
-    """Adapters (LoRA and its kin) that change the UNet and the text encoders."""
-    control: tuple[Control, ...] = ()
-    """ControlNets and T2I-Adapters that steer the UNet by images."""
-    ip_adapter_image: tuple[IpAdapterImage, ...] = ()
-    """An image for each IP-Adapter of the pipeline; none for all of them."""
-    guess_mode: bool = False
-    """Let ControlNets steer the prompt alone, their first outputs weakly."""
-    init_image: InputImage | None = None
-    strength: float | None = None
-    """Share of the steps that change the init image; None for :attr:`image_strength`'s default."""
-    mask: InputImage | None = None
-    mask_blur: int | None = None
-    only_masked: bool = False
-    """Generate what the mask selects and its surroundings alone, at the whole size."""
-    mask_padding: int | None = None
-    variation_seed: int | None = None
-    variation_strength: float | None = None
-    hires: float | None = None
-    """Factor of the size that a second pass makes; None for one pass."""
-    hires_upscale: str | None = None
-    hires_strength: float | None = None
-    hires_steps: int | None = None
+    control: tuple[Control, ...] = ()  # type: ignore[assignment]
+    ip_adapter_image: tuple[IpAdapterImage, ...] = ()  # type: ignore[assignment]
+    init_image: InputImage | None = None  # type: ignore[assignment]
+    mask: InputImage | None = None  # type: ignore[assignment]
     hires_upscaler: Path | None = None
-    """The file of an upscaler that enlarges the first pass's image."""
     upscale: Path | None = None
-    """The file of an upscaler that enlarges the finished images."""
-    upscale_by: float | None = None
-    """How many times as large it makes them; None as it was made for."""
     refiner: Path | None = None
-    """The folder of a second pipeline that takes the last steps."""
-    refiner_start: float | None = None
-    aesthetic_score: float | None = None
-    negative_aesthetic_score: float | None = None
-    safety: str | None = None
-    """What becomes of an image that the safety checker flags: one of :data:`sdort.generation.safety.SAFETY`; None
-    where nobody chose, and of a pipeline without one."""
 
     def __post_init__(self) -> None:
-        check_fields(self, STEPS, GUIDANCE, HEIGHT, WIDTH, SEED, NUM_IMAGES, IMAGES_AT_ONCE, ETA, CLIP_SKIP)
-        check_fields(self, STRENGTH, MASK_BLUR, MASK_PADDING, HIRES, HIRES_STRENGTH, HIRES_STEPS, UPSCALE_BY)
-        check_fields(self, VARIATION_SEED, VARIATION_STRENGTH, DEEP_CACHE, DEEP_CACHE_DEPTH)
-        check_fields(self, REFINER_START, AESTHETIC_SCORE, NEGATIVE_AESTHETIC_SCORE)
+        limits = ranges_of(DrawnOptions)
+        check_fields(self, *limits.values())
         SEED.check(self.seed + self.num_images - 1)
-        VARIATION_SEED.check((self.variation_seed or 0) + self.num_images - 1)
+        limits["variation_seed"].check((self.variation_seed or 0) + self.num_images - 1)
         check_tasks(self)
         if self.timestep_spacing not in (None, *SPACINGS):
             known = f"There are: {', '.join(SPACINGS)}."
@@ -170,9 +93,9 @@ class Request:
             )
 
     @property
-    def scheduler_options(self) -> SchedulerOptions:
-        """All that it says of its scheduler: by these a schedule is known again."""
-        return {"name": self.scheduler, "timestep_spacing": self.timestep_spacing, "eta": self.eta}
+    def scheduler_options(self) -> dict[str, Any]:
+        """All that it says of its scheduler beside the steps: by these a schedule is known again."""
+        return {name: getattr(self, name) for name in OF_SCHEDULE if name != "steps"}
 
     @property
     def whole_every(self) -> int:
@@ -303,22 +226,10 @@ def sampler_of(folder: PipelineFolder, request: Request, steps: int | None = Non
     return load_sampler(folder, steps or request.steps, **request.scheduler_options)
 
 
-GOES_WITH = {
-    "strength": "init_image",
-    "mask": "init_image",
-    "mask_blur": "mask",
-    "only_masked": "mask",
-    "mask_padding": "only_masked",
-    "variation_seed": "variation_strength",
-    "hires_upscale": "hires",
-    "hires_strength": "hires",
-    "hires_steps": "hires",
-    "hires_upscaler": "hires",
-    "upscale_by": "upscale",
-    "refiner_start": "refiner",
-    "deep_cache_depth": "deep_cache",
-}
+GOES_WITH = {option.name: option.needs for option in declared(DrawnOptions).values() if option.needs}
 """Fields of a request that mean nothing without another one."""
+OF_SCHEDULE = [option.name for option in declared(DrawnOptions).values() if option.schedule]
+"""Fields of a request that make a schedule, beside a pipeline's config."""
 UPSCALES = ("latent", "image")
 """What the second pass begins with: interpolated latents, or the decoded image, interpolated and encoded."""
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
 import numpy as np
 
@@ -38,14 +38,6 @@ STUMBLES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError,
 """Exceptions of a scheduler of diffusers whose config has values that do not go together."""
 
 
-class SchedulerOptions(TypedDict):
-    """Options that make a scheduler beside a pipeline's config: all that :func:`choose_scheduler` takes."""
-
-    name: str | None
-    timestep_spacing: str | None
-    eta: float | None
-
-
 @dataclass(frozen=True)
 class SchedulerChoice:
     """A scheduler that works with a pipeline's config: diffusers' class, its config, and the share of new noise."""
@@ -56,13 +48,17 @@ class SchedulerChoice:
 
 
 def choose_scheduler(
-    folder: Path | PipelineFolder, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
+    folder: Path | PipelineFolder,
+    scheduler: str | None,
+    *,
+    timestep_spacing: str | None = None,
+    eta: float | None = None,
 ) -> SchedulerChoice:
     """The scheduler of a pipeline, or another one with the same noise schedule.
 
     Args:
         folder: the pipeline, which reads its config once; or its ``scheduler`` folder.
-        name: as :func:`find_scheduler` takes it; None for the pipeline's own.
+        scheduler: as :func:`find_scheduler` takes it; None for the pipeline's own.
         timestep_spacing: one of :data:`SPACINGS`; None for the config's.
         eta: the share of new noise in a step of DDIM or TCD; None for the class's default.
 
@@ -74,8 +70,8 @@ def choose_scheduler(
         config, folder = folder.scheduler, folder.path / "scheduler"
     else:
         config = read_scheduler_config(folder)
-    class_name, additions = find_scheduler(name) if name else (str(config.get("_class_name")), {})
-    check_noise_process(config, folder.parent, name)
+    class_name, additions = find_scheduler(scheduler) if scheduler else (str(config.get("_class_name")), {})
+    check_noise_process(config, folder.parent, scheduler)
     own = str(config.get("_class_name"))
     if class_name not in CLASSES or (own not in CLASSES and not has_betas(config)):
         # The name comes from a file: only classes that are known to be schedulers are looked up.
@@ -92,40 +88,34 @@ def choose_scheduler(
     return SchedulerChoice(class_name, {**config, **additions}, eta)
 
 
-def load_scheduler(
-    folder: Path, name: str | None, *, timestep_spacing: str | None = None, eta: float | None = None
-) -> Any:
+def load_scheduler(folder: Path, name: str | None, **options: Any) -> Any:
     """Diffusers' scheduler, as :func:`choose_scheduler`.
 
     Raises:
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler, or it does not work with this config, spacing or eta.
     """
-    return _scheduler(choose_scheduler(folder, name, timestep_spacing=timestep_spacing, eta=eta))
+    return _scheduler(choose_scheduler(folder, name, **options))
 
 
-def load_sampler(
-    folder: Path | PipelineFolder,
-    steps: int,
-    name: str | None,
-    *,
-    timestep_spacing: str | None = None,
-    eta: float | None = None,
-) -> Sampler:
+def load_sampler(folder: Path | PipelineFolder, steps: int, scheduler: str | None, **options: Any) -> Sampler:
     """The sampler of a schedule: by sdort's formulas, or diffusers' where these do not know a setting.
+
+    Args:
+        options: as of :func:`choose_scheduler`.
 
     Raises:
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler, it does not work with this config, spacing, eta or number of steps, or it needs
             diffusers, which is not installed.
     """
-    choice = choose_scheduler(folder, name, timestep_spacing=timestep_spacing, eta=eta)
+    choice = choose_scheduler(folder, scheduler, **options)
     if has_formulas(choice):
         return _formula_sampler(choice, steps)
     check_installed(choice)
-    scheduler = _scheduler(choice)
-    set_steps(scheduler, steps)
-    return DiffusersSampler(scheduler)
+    theirs = _scheduler(choice)
+    set_steps(theirs, steps)
+    return DiffusersSampler(theirs)
 
 
 def has_formulas(choice: SchedulerChoice) -> bool:

@@ -24,7 +24,7 @@ from sdort.generation.image_files import (
     write_pixels,
 )
 from sdort.generation.image_texts import read_texts
-from sdort.generation.images import parameter_value
+from sdort.generation.infotext import parameter_value
 from sdort.generation.input_image import InputImage, on_white, read_picture
 from sdort.generation.upscaled_picture import result_size, upscale_picture
 from sdort.model.signature import Array

@@ -25,9 +25,8 @@ from sdort import console
 from sdort.cli import COMMANDS, cli
 from sdort.errors import UsageError
 from sdort.exporter.export_options import ExportOptions
-from sdort.generation.preview import PreviewOptions
 from sdort.generation.request import Request
-from sdort.generation.typed_options import GenerationOptions, LoadOptions, RunOptions
+from sdort.generation.typed_options import GenerationOptions, LoadOptions, PreviewOptions, RunOptions
 from sdort.providers import PROVIDER_NAMES
 from sdort.providers.runtime_options import RuntimeOptions
 

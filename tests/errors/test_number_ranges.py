@@ -10,11 +10,13 @@ import numpy as np
 import pytest
 
 from sdort.errors import UsageError, number_ranges
-from sdort.errors.number_ranges import RANGES, Range, check_fields, check_sizes, shown
+from sdort.errors.declared_options import ranges_of
+from sdort.errors.number_ranges import Range, check_fields, check_sizes, shown
+from sdort.generation.typed_options import GENERATION
 
 BOUNDS: dict[str, tuple[Any, Any]] = {
     "STEPS": (1, 1000),
-    "GUIDANCE": (0.0, 1000.0),
+    "GUIDANCE_SCALE": (0.0, 1000.0),
     "ETA": (0.0, 1.0),
     "PREVIEW_EVERY": (1, 1000),
     "REFINER_START": (0.0, 1.0),
@@ -62,20 +64,23 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "DEEP_CACHE": (1, 1000),
     "DEEP_CACHE_DEPTH": (1, 100),
 }
-NAMES = {"GUIDANCE": "guidance_scale", "SIZE_SIDE": "size", "ADAPTER_SCALE": "lora", "CACHE_LIMIT": "limit"}
+NAMES = {"SIZE_SIDE": "size", "ADAPTER_SCALE": "lora", "CACHE_LIMIT": "limit"}
 """Parameters that are not called as their range."""
 NAMES |= dict.fromkeys(("CONTROL_SCALE", "CONTROL_START", "CONTROL_END"), "control")
 NAMES |= {"UPSCALE_TILE": "tile", "UPSCALE_SCALE": "scale"}
 NAMES |= {**dict.fromkeys(("STATIC_BATCH", "STATIC_SIDE"), "static"), "IP_ADAPTER_SCALE": "ip_adapter_image"}
 
+LIMITS: dict[str, Range[Any]] = {name: value for name, value in vars(number_ranges).items() if isinstance(value, Range)}
+LIMITS |= {name.upper(): limits for name, limits in ranges_of(*GENERATION).items()}
+
 
 def test_every_range_is_here() -> None:
-    assert {name for name, value in vars(number_ranges).items() if isinstance(value, Range)} == BOUNDS.keys()
+    assert LIMITS.keys() == BOUNDS.keys()
 
 
 @pytest.mark.parametrize("name", BOUNDS)
 def test_both_bounds_are_within_and_what_lies_beyond_is_refused(name: str) -> None:
-    limits: Range[Any] = getattr(number_ranges, name)
+    limits = LIMITS[name]
     low, high = BOUNDS[name]
     assert limits.name == NAMES.get(name, name.lower())
     assert (limits.check(low), limits.check(high)) == (low, high)
@@ -103,7 +108,7 @@ def test_a_refusal_names_the_value_and_the_bounds() -> None:
         ("THREADS", True): "True is not a whole number from 0 to 4,096: ",
     }
     for (name, value), words in problems.items():
-        assert (getattr(number_ranges, name).problem(value) or "").startswith(words)
+        assert (LIMITS[name].problem(value) or "").startswith(words)
     assert shown(10**5000) == "a number of thousands of digits"
     assert shown("x" * 100) == "'" + "x" * 36 + "..."
     assert shown(np.float32(0.5)) == "0.5"
@@ -138,9 +143,9 @@ def test_a_refusal_names_the_value_and_the_bounds() -> None:
 def test_texts_of_numbers(text: str, whole: int | None, number: float | None) -> None:
     """A text that is no number stays what it is, and is refused by the range."""
     assert number_ranges.STEPS.parse(text) == (text if whole is None else whole)
-    found = number_ranges.ETA.parse(text)
+    found = LIMITS["ETA"].parse(text)
     assert found == (text if number is None else pytest.approx(number))
-    assert math.isnan(number_ranges.ETA.parse("NaN"))  # type: ignore[arg-type]
+    assert math.isnan(LIMITS["ETA"].parse("NaN"))
 
 
 def test_lists_are_checked_one_by_one() -> None:
@@ -176,9 +181,9 @@ class Options:
 
 def test_fields_become_pythons_numbers() -> None:
     options = Options(np.int32(7), np.float16(0.5))
-    check_fields(options, RANGES["steps"], RANGES["eta"])
+    check_fields(options, LIMITS["STEPS"], LIMITS["ETA"])
     assert (type(options.steps), type(options.eta)) == (int, float)
-    check_fields(Options(), RANGES["steps"], RANGES["eta"])
+    check_fields(Options(), LIMITS["STEPS"], LIMITS["ETA"])
     for wrong in (Options(None), Options(0), Options(20, 1.5)):  # None only where it is the default
         with pytest.raises(UsageError):
-            check_fields(wrong, RANGES["steps"], RANGES["eta"])
+            check_fields(wrong, LIMITS["STEPS"], LIMITS["ETA"])

@@ -10,7 +10,10 @@ import numpy as np
 import pytest
 
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import STEPS, Range
 from sdort.errors.option_types import check_types, fits
+
+RANGES = {"steps": STEPS, "eta": Range("eta", 0.0, 1.0, "it is a share")}
 
 
 class Made: ...
@@ -63,8 +66,8 @@ def test_values_of_a_type(annotation: Any, taken: tuple[Any, ...], refused: tupl
 def test_a_refusal_names_option_value_and_type(name: str, value: Any, annotation: Any, words: str | None) -> None:
     options, annotations = {"other": 1, name: value}, {"other": int, name: annotation, "unused": str}
     if words is None:
-        check_types(options, annotations)
+        check_types(options, annotations, RANGES)
         return
     with pytest.raises(UsageError) as caught:
-        check_types(options, annotations)
+        check_types(options, annotations, RANGES)
     assert str(caught.value).startswith(words)

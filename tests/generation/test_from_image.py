@@ -21,18 +21,18 @@ from support.tiny_pipeline import Tiny
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ProviderError, UsageError
+from sdort.errors.declared_options import declared
 from sdort.first_use.command import run
-from sdort.generation.from_image import COMPARED, GIVEN_AGAIN, REPLAYED, WITHOUT_EFFECT, DrawnWith, read_image_options
+from sdort.generation.from_image import COMPARED, GIVEN_AGAIN, REPLAYED, DrawnWith, read_image_options
 from sdort.generation.image_texts import MAX_TEXT, read_texts
-from sdort.generation.images import parameters_text
-from sdort.generation.infotext import read_infotext
+from sdort.generation.infotext import parameters_text, read_infotext
 from sdort.generation.job import plan_jobs, plan_paths
 from sdort.generation.output_names import fill_template
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.prompts_file import read_lines
 from sdort.generation.record import AdapterRecord, ControlRecord, GenerationRecord, IpAdapterRecord
 from sdort.generation.seeds import read_seeds
-from sdort.generation.typed_options import GenerationOptions
+from sdort.generation.typed_options import GENERATION, GenerationOptions
 from sdort.machine.file_digest import file_digest
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
@@ -165,12 +165,13 @@ def test_other_controls_than_those_of_the_image_are_told(capsys: pytest.CaptureF
 
 
 def test_every_option_is_taken_over_or_has_a_reason_not_to_be() -> None:
-    listed = [*REPLAYED, *GIVEN_AGAIN, *WITHOUT_EFFECT]
-    assert COMPARED.keys() <= GIVEN_AGAIN.keys()
+    left = [name for name, option in declared(*GENERATION).items() if option.not_replayed]
+    listed = [*REPLAYED, *GIVEN_AGAIN, *left]
+    assert set(COMPARED) <= set(GIVEN_AGAIN)
     for parts, record_of in zip(COMPARED.values(), (AdapterRecord, ControlRecord, IpAdapterRecord), strict=True):
         assert parts.keys() <= {field.name for field in fields(record_of)}
     assert sorted(listed) == sorted({*GenerationOptions.__annotations__, "prompt"})
-    assert {*REPLAYED.values(), *GIVEN_AGAIN.values()} <= {field.name for field in fields(GenerationRecord)}
+    assert {*REPLAYED.values(), *GIVEN_AGAIN} <= {field.name for field in fields(GenerationRecord)}
 
 
 def test_files_that_are_not_in_the_image_have_to_be_given(tmp_path: Path) -> None:

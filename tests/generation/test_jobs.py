@@ -18,8 +18,8 @@ from sdort.generation.command import Pipeline
 from sdort.generation.from_image import DrawnWith
 from sdort.generation.images import Generated
 from sdort.generation.job import Job, plan_job, plan_jobs, plan_paths
-from sdort.generation.preview import PreviewOptions
 from sdort.generation.request import Request
+from sdort.generation.typed_options import PreviewOptions
 from sdort.generation.usual_sampling import Sampling
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions

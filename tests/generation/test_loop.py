@@ -28,7 +28,7 @@ from sdort.generation.known_schedules import KnownSchedule
 from sdort.generation.recurrence import Recurrence, find_recurrence
 from sdort.generation.request import Request, sampler_of
 from sdort.generation.schedule_part import WHOLE, Begin, Part
-from sdort.generation.schedulers import SchedulerOptions, choose_scheduler
+from sdort.generation.schedulers import choose_scheduler
 from sdort.generation.step_conditions import StepConditions
 from sdort.machine.cache_folder import schedules_folder
 from sdort.pipelines.folder import PipelineFolder
@@ -144,7 +144,7 @@ def test_every_option_that_a_scheduler_reads_is_in_the_key_of_its_schedule(known
             return super().__getattribute__(name)
 
     options = inspect.signature(choose_scheduler).parameters.keys() - {"folder"}
-    assert SchedulerOptions.__annotations__.keys() == options == Request("").scheduler_options.keys()
+    assert options == Request("").scheduler_options.keys()
     keys = [json.dumps(replace(known, request=Request("", **change))._key(WHOLE))  # type: ignore[arg-type]
             for change in ({}, *({name: value} for name, value in OTHER_VALUES.items()))]  # fmt: skip
     assert len(set(keys)) == len(keys) == len(options) + 1

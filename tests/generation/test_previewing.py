@@ -18,9 +18,10 @@ import pytest
 from sdort.families.family import Latents
 from sdort.generation import preview as preview_module
 from sdort.generation import preview_display
-from sdort.generation.preview import BatchPreviews, Preview, Previewer, PreviewOptions, make_decode
+from sdort.generation.preview import BatchPreviews, Preview, Previewer, make_decode
 from sdort.generation.preview_display import previewing, side_by_side
 from sdort.generation.terminal_picture import draw
+from sdort.generation.typed_options import PreviewOptions
 from sdort.machine.terminal import Graphics
 from sdort.model.component_names import DECODER
 from sdort.model.signature import TensorSpec

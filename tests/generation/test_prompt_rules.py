@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import GUIDANCE, SEED, STEPS
+from sdort.errors.declared_options import declared
 from sdort.generation import prompt_schedule, prompts, text_conditioning
 from sdort.generation.comfyui_graph import (
     _Graph,
@@ -37,6 +37,7 @@ from sdort.generation.prompt_syntax import (
 )
 from sdort.generation.prompt_tokenizer import _older_entries, _pair_encoding, _special_and_listed
 from sdort.generation.text_conditioning import PromptReader
+from sdort.generation.typed_options import DrawnOptions
 
 COMMA = 9
 
@@ -318,8 +319,8 @@ def test_a_second_prompt_of_a_graph(second: str | None, options: dict[str, str],
 
 def test_numbers_of_a_graph_are_taken_in_their_range() -> None:
     info = Infotext()
-    for limits, value in ((SEED, 5), (STEPS, 0), (GUIDANCE, 2), (STEPS, 1.5)):
-        _take(info, limits, value)
+    for name, value in (("seed", 5), ("steps", 0), ("guidance_scale", 2), ("steps", 1.5)):
+        _take(info, declared(DrawnOptions)[name], value)
     assert info.options == {"seed": 5, "guidance_scale": 2.0}
     assert info.left == ["steps 0", "steps 1.5"]
 

@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
-from sdort.errors.number_ranges import RANGES
+from sdort.errors.declared_options import ranges_of
 from sdort.families.family import Encoder
 from sdort.families.sd1 import FAMILY as SD1
 from sdort.families.sdxl import FAMILY as SDXL
@@ -32,6 +32,7 @@ from sdort.generation.request import (
     image_size,
     inpainting_channels,
 )
+from sdort.generation.typed_options import DrawnOptions
 from sdort.model.signature import TensorSpec
 
 
@@ -126,7 +127,7 @@ def asked(**options: Any) -> Request:
 def test_every_number_has_its_bounds(name: str) -> None:
     numbers = {each.name for each in dataclasses.fields(Request) if str(each.type).startswith(("int", "float"))}
     assert numbers == set(BOUNDED)
-    limits = RANGES[name]
+    limits = ranges_of(DrawnOptions)[name]
     for value in (limits.low - 1, limits.high + 1, "1", True):
         with pytest.raises(UsageError, match=f"--{name} .* is not a".replace("_", "-")):
             asked(**chain(name), **{name: value})

@@ -16,7 +16,8 @@ from sdort.errors import OutputError, UsageError
 from sdort.errors.plain_text import one_line
 from sdort.generation import image_files
 from sdort.generation.image_files import free_for_output, free_path, output_paths, save_image
-from sdort.generation.images import Generated, constant_problem, parameters_text, task_parameters, to_image
+from sdort.generation.images import Generated, constant_problem, to_image
+from sdort.generation.infotext import parameters_text, task_parameters
 from sdort.generation.last_lines import summarize
 from sdort.generation.record import AdapterRecord, StageSeconds
 from sdort.generation.result import Generation, Image, PeakMemory, joined

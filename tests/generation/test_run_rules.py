@@ -26,11 +26,11 @@ from sdort.generation.ip_adapter_choice import IpAdapterChoice
 from sdort.generation.job import Job, _plan_lines, _read_files, _remark_on_files, _within_limit
 from sdort.generation.last_lines import _seeds
 from sdort.generation.output_names import FIELDS, _parts, plain_name
-from sdort.generation.preview import PreviewOptions
 from sdort.generation.prompts_file import Lines, _object, _together
 from sdort.generation.request import Request, _check_mask, _for_each, check_tasks, check_text
 from sdort.generation.seeds import read_seeds
 from sdort.generation.step_progress import StepProgress
+from sdort.generation.typed_options import PreviewOptions
 from sdort.generation.unfinished import Unfinished
 
 

@@ -12,7 +12,7 @@ import pytest
 from support.counted_steps import CountedPattern, CountedText, count_in_modules, grows_faster
 
 from sdort.errors import SdortError, did_you_mean
-from sdort.errors.number_ranges import GUIDANCE
+from sdort.errors.declared_options import ranges_of
 from sdort.errors.plain_text import library_reason, one_line
 from sdort.generation.comfyui_graph import read_comfyui_graph
 from sdort.generation.infotext import read_infotext
@@ -21,6 +21,7 @@ from sdort.generation.prompt_chunks import Vocabulary, divide
 from sdort.generation.prompt_copies import remark_on_schedules
 from sdort.generation.prompt_schedule import Clock, check_prompt, read_schedule
 from sdort.generation.prompt_syntax import named_files, read_prompt
+from sdort.generation.typed_options import DrawnOptions
 from sdort.machine.json_text import parse_json
 from sdort.onnx_io.check_inference import check_inference
 from sdort.pipelines.adapters.adapter_choice import parse_adapter_choice
@@ -28,6 +29,8 @@ from sdort.pipelines.adapters.adapter_keys import read_keys
 from sdort.pipelines.checkpoints.prediction import prediction_beside
 from sdort.pipelines.scheduler_names import find_scheduler
 from sdort.verification.report.html import environment
+
+GUIDANCE = ranges_of(DrawnOptions)["guidance_scale"]
 
 PROMPT = (
     *("a", " ", "\n", ",", "1", ".", "-", "e", ":", "|", "\\", "(", ")", "[", "]", "<", ">", "(a:1", "[a:b:", "[a|b]"),
@@ -115,7 +118,10 @@ READERS: dict[str, tuple[tuple[str, ...], Callable[[str, Path], object]]] = {
     "infotext of any form": (INFOTEXT, lambda text, _: read_infotext(text)),
     "graph of ComfyUI": (JSON, lambda text, _: read_comfyui_graph(text)),
     "JSON": (JSON, lambda text, _: parse_json(text.encode())),
-    "number": (("1", ".", "e", "+", "-", " ", "x"), lambda text, _: GUIDANCE.parse(text)),
+    "number": (
+        ("1", ".", "e", "+", "-", " ", "x"),
+        lambda text, _: GUIDANCE.parse(text),
+    ),
     "sampler": (("a", " ", "+", "dpm", "karras"), lambda text, _: find_scheduler(text)),
     "config of a training": (
         ("\n", " ", "\t", "a", ":", "parameterization:", "v", '"', "#"),

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Writes the keyword arguments for editors, tables of types at the end of the modules that declare options.
+
+python scripts/option_keywords.py            writes them
+python scripts/option_keywords.py --check    exit code 1 if a file is not what it would write
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+import textwrap
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from sdort.errors.declared_options import Option, declared
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+MARK = "# Written by scripts/option_keywords.py from what is declared above.\n"
+_WIDTH = 116
+"""Characters of a line of a docstring within a class."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of types that a function takes as ``**options: Unpack[...]``."""
+
+    module: str
+    name: str
+    doc: str
+    declared_in: tuple[str, ...] = ()
+    """Dataclasses of the module."""
+    bases: tuple[str, ...] = ("TypedDict",)
+
+
+TABLES = (
+    Table(
+        "sdort.generation.typed_options",
+        "GenerationOptions",
+        "Options of :meth:`sdort.Pipeline.generate`, all optional.",
+        ("JobOptions", "DrawnOptions", "PreviewOptions"),
+    ),
+    Table(
+        "sdort.generation.typed_options",
+        "RunOptions",
+        "Options of :func:`sdort.run`.",
+        bases=("GenerationOptions", "LoadOptions"),
+    ),
+)
+
+
+def files() -> dict[Path, str]:
+    """Path -> content of each module with tables."""
+    contents: dict[Path, str] = {}
+    for table in TABLES:
+        path = REPOSITORY / Path(*table.module.split(".")).with_suffix(".py")
+        before = contents.get(path) or path.read_text().partition(MARK)[0] + MARK
+        contents[path] = "\n".join([before, "", *_lines(table), ""])
+    return contents
+
+
+def _lines(table: Table) -> Iterator[str]:
+    module = importlib.import_module(table.module)
+    yield f"class {table.name}({', '.join(table.bases)}, total=False):"
+    yield f'    """{table.doc}"""'
+    options = declared(*(getattr(module, name) for name in table.declared_in))
+    yield from [""] if options else []
+    for option in options.values():
+        yield from _entry(option)
+
+
+def _entry(option: Option) -> list[str]:
+    if option.positional:
+        return []
+    text = textwrap.wrap(f'"""{option.text}"""', _WIDTH, break_long_words=False, break_on_hyphens=False)
+    return [f"    {option.name}: {option.annotation}", *(f"    {line}" for line in text)]
+
+
+def main() -> None:
+    """Write or check the files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true", help="write nothing")
+    check = parser.parse_args().check
+    contents = files()
+    stale = [path for path, text in contents.items() if path.read_text() != text]
+    for path in stale:
+        print(f"{'differs' if check else 'wrote'}: {path.relative_to(REPOSITORY)}")
+        if not check:
+            path.write_text(contents[path])
+    sys.exit(check and bool(stale))
+
+
+if __name__ == "__main__":
+    main()

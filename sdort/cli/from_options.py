@@ -1,0 +1,82 @@
+"""Options of the command line, made of the dataclasses that declare them (:mod:`sdort.errors.declared_options`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+from sdort.cli.number_types import Real, Size, Whole
+from sdort.cli.options import complete_files, complete_schedulers
+from sdort.errors.declared_options import Option, declared, sections_of
+
+Command = Callable[..., Any]
+
+FORMS: Mapping[str, Callable[[], click.ParamType[Any]]] = {
+    "text": lambda: click.STRING,
+    "file": lambda: click.Path(dir_okay=False, path_type=Path),
+    "size": Size,
+}
+"""How the command line reads an option whose annotation does not tell."""
+_COMPLETIONS: Mapping[str, Any] = {"files": complete_files, "schedulers": complete_schedulers}
+
+
+def options_of(*classes: type) -> Callable[[Command], Command]:
+    """All options that dataclasses declare and that have a text of help; the command gets a parameter for each."""
+    found = [each for each in declared(*classes).values() if each.help]
+
+    def decorate(command: Command) -> Command:
+        for each in reversed(found):
+            command = _click_option(each)(command)
+        return command
+
+    return decorate
+
+
+def sections(*classes: type, headings: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Heading -> names of options, for :class:`sdort.cli.sections.SectionedCommand`.
+
+    Args:
+        headings: in the order of the help; a heading that is not among them comes last.
+    """
+    found = sections_of([each for each in declared(*classes).values() if each.help])
+    ordered = dict.fromkeys([*headings, *found])
+    return {heading: tuple(found[heading]) for heading in ordered if heading in found}
+
+
+def _click_option(option: Option) -> Callable[[Command], Command]:
+    words: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
+    if option.unset:
+        words["show_default"] = option.unset
+    if option.completes:
+        words["shell_complete"] = _COMPLETIONS[option.completes]
+    if _is_switch(option):
+        words |= {"default": option.default, **({} if option.negated else {"is_flag": True})}
+    else:
+        repeatable = bool(option.words & {"Sequence", "Collection"}) and not option.form
+        words |= {"type": _type(option), "multiple": repeatable}
+        if option.default is not None and not repeatable:
+            words["default"] = option.default
+    return click.option(*_flags(option), option.name, **words)
+
+
+def _flags(option: Option) -> tuple[str, ...]:
+    if option.negated:
+        return (f"{option.flag}/--no-{option.flag[2:]}",)
+    return option.flags or (option.flag,)
+
+
+def _is_switch(option: Option) -> bool:
+    return "bool" in option.words and not (option.choices or option.form)
+
+
+def _type(option: Option) -> click.ParamType[Any]:
+    if option.form:
+        return FORMS[option.form]()
+    if option.range:
+        return Whole(option.range) if option.range.whole else Real(option.range)
+    if option.choices:
+        return click.Choice(option.choices)
+    return click.Path(path_type=Path) if "Path" in option.words else click.STRING

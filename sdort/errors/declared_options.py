@@ -1,0 +1,144 @@
+"""Options of a command, each declared once: a field of a dataclass that :func:`option` makes.
+
+The command line (:mod:`sdort.cli.from_options`), the keyword arguments for editors (``scripts/option_keywords.py``),
+checks of ranges, the record of an image, ``--from-image``, the texts of other programs and the key of kept schedules
+are made of these declarations (docs/add-an-option.md).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields, replace
+from functools import cache
+from typing import Any
+
+from sdort.errors.number_ranges import Range
+
+_MARK = "option"
+"""The key of an option in its field's metadata."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of a command."""
+
+    help: str = ""
+    """Text of the command line's help; empty for an option that Python alone has."""
+    doc: str = ""
+    """Text for Python and for records, where ``help`` does not serve."""
+    section: str = ""
+    """Heading of the help."""
+    after: str = ""
+    """The option of the same section that it follows in the help, where that is not the one before it."""
+    flags: tuple[str, ...] = ()
+    """Names on the command line, where they are not made of the field's."""
+    negated: bool = False
+    """Whether there is ``--no-NAME`` too."""
+    within: Range[Any] | tuple[Any, Any, str] | None = None
+    """The numbers that it takes: lowest, highest, and the reason for these bounds."""
+    choices: tuple[str, ...] = ()
+    """The texts that it takes."""
+    form: str = ""
+    """A form of :data:`sdort.cli.from_options.FORMS`, where the annotation does not tell the command line's."""
+    metavar: str | None = None
+    """The value's name in the help."""
+    unset: str = ""
+    """What the help names as the default of an option without one."""
+    completes: str = ""
+    """What a shell completes: ``files``, ``schedulers`` or ``fusions``."""
+    positional: bool = False
+    """Whether Python's functions take it as a parameter of their own."""
+    needs: str = ""
+    """The option without which it means nothing."""
+    names_file: bool = False
+    """Whether it names a file, which is not in an image that was drawn with it."""
+    recorded_as: str = ""
+    """Field of the record, where its name is another."""
+    not_replayed: str = ""
+    """The reason why ``--from-image`` does not take it from an image."""
+    schedule: bool | None = None
+    """Whether another value makes another schedule of timesteps; each option of the section Sampling says it."""
+    a1111: tuple[str, ...] = ()
+    """Names in A1111's parameters; the first is written."""
+    comfyui: str = ""
+    """``NODE.input`` of ComfyUI's graphs."""
+    name: str = ""
+    """The field's."""
+    annotation: str = ""
+    """The field's type, as it is written."""
+    default: Any = None
+    """The field's."""
+
+    @property
+    def flag(self) -> str:
+        """Its long name on the command line, for messages."""
+        return f"--{self.name.replace('_', '-')}"
+
+    @property
+    def text(self) -> str:
+        """Its text for Python and for records."""
+        return self.doc or self.help
+
+    @property
+    def range(self) -> Range[Any] | None:
+        """Its range by its own name; None if it is no number."""
+        if isinstance(self.within, Range):
+            return replace(self.within, name=self.name)
+        return Range(self.name, *self.within) if self.within else None
+
+    @property
+    def words(self) -> frozenset[str]:
+        """The names in its annotation."""
+        return frozenset(re.findall(r"\w+", self.annotation))
+
+    @property
+    def kind(self) -> Any:
+        """``bool``, ``int | float`` or ``str``: the type of its value in JSON."""
+        return bool if "bool" in self.words else int | float if self.words & {"int", "float"} else str
+
+
+def option(default: Any = None, *, factory: Any = None, **marks: Any) -> Any:
+    """A field of a dataclass that is an option of a command.
+
+    Args:
+        default: its value where nobody says one.
+        factory: makes the default, where that can be changed.
+        marks: fields of :class:`Option`.
+    """
+    declaration = {_MARK: Option(**marks)}
+    return (
+        field(default_factory=factory, metadata=declaration)
+        if factory
+        else field(default=default, metadata=declaration)
+    )
+
+
+@cache
+def declared(*classes: type) -> Mapping[str, Option]:
+    """The options of dataclasses by their names, in their order; fields that are no options are left out."""
+    return {
+        each.name: replace(
+            each.metadata[_MARK],
+            name=each.name,
+            annotation=str(each.type),
+            default=each.default_factory() if callable(each.default_factory) else each.default,
+        )
+        for owner in classes
+        for each in fields(owner)
+        if _MARK in each.metadata
+    }
+
+
+def ranges_of(*classes: type) -> dict[str, Range[Any]]:
+    """Option that is a number -> its range."""
+    return {name: each.range for name, each in declared(*classes).items() if each.range}
+
+
+def sections_of(options: Collection[Option]) -> dict[str, list[str]]:
+    """Heading of the help -> names of its options, in their order."""
+    sections: dict[str, list[str]] = {}
+    for each in sorted(options, key=lambda each: bool(each.after)):
+        names = sections.setdefault(each.section, [])
+        names.insert(names.index(each.after) + 1 if each.after else len(names), each.name)
+    return sections
