@@ -130,7 +130,10 @@ def _hints(report: type) -> dict[str, Any]:
     getters = {name: part.fget for name, part in inspect.getmembers(report, lambda part: isinstance(part, property))}
     kinds = {name: typing.get_type_hints(getter, names)["return"] for name, getter in getters.items() if getter}
     # Those that a subclass replaces are not read: a caller names an image in other types than a record.
-    return {**kinds, **typing.get_type_hints(types.SimpleNamespace(__annotations__=annotations), names)}
+    held = types.SimpleNamespace(
+        __annotations__={each.name: annotations[each.name] for each in dataclasses.fields(report)}
+    )
+    return {**kinds, **typing.get_type_hints(held, names)}
 
 
 def _notes(report: type) -> dict[str, str]:
