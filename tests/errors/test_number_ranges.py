@@ -145,7 +145,7 @@ def test_texts_of_numbers(text: str, whole: int | None, number: float | None) ->
     assert number_ranges.STEPS.parse(text) == (text if whole is None else whole)
     found = LIMITS["ETA"].parse(text)
     assert found == (text if number is None else pytest.approx(number))
-    assert math.isnan(LIMITS["ETA"].parse("NaN"))
+    assert math.isnan(LIMITS["ETA"].parse("NaN"))  # type: ignore[arg-type]
 
 
 def test_lists_are_checked_one_by_one() -> None:

@@ -13,7 +13,7 @@ from sdort.errors import UsageError
 from sdort.errors.number_ranges import STEPS, Range
 from sdort.errors.option_types import check_types, fits
 
-RANGES = {"steps": STEPS, "eta": Range("eta", 0.0, 1.0, "it is a share")}
+RANGES: Mapping[str, Range[Any]] = {"steps": STEPS, "eta": Range("eta", 0.0, 1.0, "it is a share")}
 
 
 class Made: ...
