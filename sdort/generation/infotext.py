@@ -175,7 +175,7 @@ def _unknown(pairs: Mapping[str, str]) -> list[str]:
 
 
 def _take_options(info: Infotext, pairs: Mapping[str, str]) -> None:
-    said = [(option, name, pairs[name]) for name, option in _NAMED.items() if name in pairs]
+    said = [(_NAMED[name], name, text) for name, text in pairs.items() if name in _NAMED]
     size = re.fullmatch(r"([0-9]+)\s*[x*]\s*([0-9]+)", pairs.get("Size", ""))
     sides = zip(("width", "height"), size.groups() if size else (), strict=False)
     said += [(_OPTIONS[side], "Size", number) for side, number in sides]

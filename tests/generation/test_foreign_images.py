@@ -22,10 +22,10 @@ from sdort.generation.infotext import (
     _divided,
     _pairs,
     _resources,
-    _take_numbers,
+    _take_emphasis,
+    _take_options,
     _take_scheduler,
     _take_task,
-    _take_weighting,
     _tell_files,
     _unknown,
     _unquoted,
@@ -274,19 +274,19 @@ def test_unknown_names_of_one_extension_are_told_together() -> None:
 )  # fmt: skip
 def test_numbers_of_parameters(pairs: dict[str, str], options: dict[str, Any], left: list[str]) -> None:
     info = Infotext()
-    _take_numbers(info, pairs)
+    _take_options(info, pairs)
     assert (info.options, info.left) == (options, left)
 
 
 @pytest.mark.parametrize(
     ("take", "pairs", "options", "left"),
     [
-        (_take_weighting, {"Emphasis": "Original"}, {"prompt_weighting": "a1111"}, []),
-        (_take_weighting, {"Emphasis": "None"}, {"prompt_weighting": "none"}, []),
-        (_take_weighting, {"Emphasis": "No norm"}, {}, ["Emphasis: No norm"]),
-        (_take_weighting, {"Prompt weighting": "comfyui"}, {"prompt_weighting": "comfyui"}, []),
-        (_take_weighting, {"Prompt weighting": "Original"}, {}, ["Prompt weighting: Original"]),
-        (_take_weighting, {}, {}, []),
+        (_take_emphasis, {"Emphasis": "Original"}, {"prompt_weighting": "a1111"}, []),
+        (_take_emphasis, {"Emphasis": "None"}, {"prompt_weighting": "none"}, []),
+        (_take_emphasis, {"Emphasis": "No norm"}, {}, ["Emphasis: No norm"]),
+        (_take_options, {"Prompt weighting": "comfyui"}, {"prompt_weighting": "comfyui"}, []),
+        (_take_options, {"Prompt weighting": "Original"}, {}, ["Prompt weighting: Original"]),
+        (_take_emphasis, {}, {}, []),
         (_tell_files, {"VAE": "None", "VAE hash": "12"}, {}, []),
         (_tell_files, {"VAE": "Automatic"}, {}, []),
         (_tell_files, {"VAE": "a.pt", "VAE hash": "12"}, {}, ["VAE: a.pt"]),

@@ -14,7 +14,7 @@ from PIL import ExifTags, Image
 from sdort.errors import UsageError
 from sdort.generation.from_image import read_image_options
 from sdort.generation.image_texts import read_texts
-from sdort.generation.infotext import _NUMBERS, _OTHERS, _TOLD, read_infotext
+from sdort.generation.infotext import _NAMED, _OTHERS, _TOLD, read_infotext
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PARAMETERS = "Steps: 3, Sampler: Euler, Seed: 5"
@@ -190,7 +190,7 @@ def test_what_other_programs_say_of_an_image_is_taken_or_told(seed: int) -> None
 
 def test_every_name_that_is_known_changes_an_option_or_is_told() -> None:
     """By the tables themselves: what is neither told nor taken has to be in the one list of what changes nothing."""
-    for name in {*_NUMBERS, *_OTHERS} - {"Sampler"}:
+    for name in {*_NAMED, *_OTHERS} - {"Sampler"}:
         text = "a\nSteps: 20, Seed: 5, Model: x, Sampler: DDIM"
         info, plain = (read_infotext(f"{text}{more}") for more in (f", {name}: 0.41x", ""))
         assert (info.options, info.left) != (plain.options, plain.left), name
