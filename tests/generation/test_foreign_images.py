@@ -269,7 +269,7 @@ def test_unknown_names_of_one_extension_are_told_together() -> None:
         ({"Size": "512"}, {}, ["Size: 512"]),
         ({"Size": "512x768x3"}, {}, ["Size: 512x768x3"]),
         ({"Steps": "0", "Seed": "x", "CFG scale": "nan", "Clip skip": "2.5"}, {},
-         ["Steps: 0", "CFG scale: nan", "Seed: x", "Clip skip: 2.5"]),
+         ["Steps: 0", "Seed: x", "CFG scale: nan", "Clip skip: 2.5"]),
     ],
 )  # fmt: skip
 def test_numbers_of_parameters(pairs: dict[str, str], options: dict[str, Any], left: list[str]) -> None:
