@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support import homes, json_documents
+from support import homes, json_documents, waiting_threads
 
 from sdort import console
 
@@ -35,8 +35,11 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[_WATCH] = homes.Watch(homes.users_homes(), homes.own_folders(config.rootpath))
     config.stash[_HOME] = Path(tempfile.mkdtemp(prefix="sdort-tests-"))
     homes.move_in(config.stash[_HOME])
+    # Sizes of a trace are expressions of sympy's, which by default forgets all but a thousand: a tenth of its time.
+    os.environ.setdefault("SYMPY_CACHE_SIZE", "100000")
     console.set_verbosity(console.NORMAL)  # as under the command line
     json_documents.check_all_commands()
+    waiting_threads.stop_spinning()
     config.stash[_WATCH].start()
 
 

@@ -23,14 +23,15 @@ _COMMAND = re.compile(r"\n    (?=\S)(.*)")
 
 def texts_of(path: Path) -> Iterator[tuple[int, str]]:
     """The texts of a module, but its docstrings, by line."""
-    tree = ast.parse(path.read_text())
-    parts = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in ast.walk(node)}
-    bare = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
+    left: list[ast.AST] = [ast.parse(path.read_text())]
+    while left:
+        node = left.pop()
         if isinstance(node, ast.JoinedStr):
             yield node.lineno, "".join(_filled(part) for part in node.values)
-        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and not {id(node)} & (parts | bare):
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
+        elif not (isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)):
+            left += ast.iter_child_nodes(node)
 
 
 def _filled(part: ast.expr) -> str:
@@ -40,7 +41,7 @@ def _filled(part: ast.expr) -> str:
 def commands() -> list[tuple[str, str]]:
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        for line, text in texts_of(path):
+        for line, text in sorted(texts_of(path)):
             where = f"{path.relative_to(PACKAGE)}:{line}"
             found += [(where, command) for command in _COMMAND.findall(text)]
     return found

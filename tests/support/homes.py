@@ -78,7 +78,9 @@ class Watch:
             return
         for path in arguments[:2]:
             if isinstance(path, (str, bytes, os.PathLike)):
-                text = os.path.abspath(os.fsdecode(path))
+                text = os.fsdecode(path)
+                if not text.startswith("/") or "/." in text or "//" in text:
+                    text = os.path.abspath(text)
                 if text.startswith(self.hidden) and not f"{text}/".startswith(self.apart_from):
                     self.touched.append(f"{event} {text}")
 
