@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
 # Makes the environment (.test-venv), installs the compilers that are missing, and passes the checks: ruff, mypy, pytest.
 #
-#   scripts/test.sh                          all of them
+#   scripts/test.sh                          all of them; ends with the ten slowest tests
+#   scripts/test.sh --changed [COMMIT]       ruff, mypy, and the tests nearest to what changed since a commit (since the
+#                                            branch left main), without the long ones: while you work
 #   scripts/test.sh tests/cli/test_cli.py -x     only pytest, with these arguments
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,7 +20,15 @@ PATH="$PWD/.test-venv/bin:$PATH"
 cores=$(nproc) # before the next line: nproc honours it
 export OMP_NUM_THREADS=1
 
-if [ $# -gt 0 ]; then
+tests=()
+options=(--durations=10)
+if [ "${1:-}" = "--changed" ]; then
+    shift
+    changed=$(python tests/support/changed_tests.py "$@")
+    [ -n "$changed" ] || { echo "==> nothing changed" && exit; }
+    mapfile -t tests <<<"$changed"
+    options+=(-m "not long")
+elif [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
 echo "==> ruff"
@@ -28,8 +38,10 @@ ruff format --check .
 echo "==> mypy and pytest"
 mypy &
 mypy=$!
-python -c 'import sys; sys.path.insert(0, "tests"); from support import native; print("custom operators:", native.build_folder())'
+if [ ${#tests[@]} -eq 0 ]; then # one after the other would wait for it
+    python -c 'import sys; sys.path.insert(0, "tests"); from support import native; print("custom operators:", native.build_folder())'
+fi
 failed=0
-python -m pytest -n "$((cores + 1))" --dist worksteal || failed=$?
+python -m pytest -n "$((cores + 1))" --dist worksteal "${options[@]}" "${tests[@]}" || failed=$?
 wait "$mypy" || { failed=$? && echo "mypy failed, see above" >&2; }
 exit "$failed"

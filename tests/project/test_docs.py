@@ -202,7 +202,7 @@ def test_the_scripts_that_a_page_calls_take_these_options(page: Path) -> None:
 @each_page
 def test_the_options_that_a_page_names_exist(page: Path) -> None:
     known = set(COMMAND_OPTIONS)
-    for script in (ROOT / "scripts").glob("*.py"):
+    for script in (ROOT / "scripts").glob("*.[ps][yh]"):
         known |= set(re.findall(r'"(--[a-z][\w-]*)"', script.read_text()))
     named = {option for code in inline_of(TEXTS[page]) for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", code)}
     assert named - known - ALSO_OPTIONS == set()

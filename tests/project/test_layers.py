@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ast
 import re
 from collections import Counter
-from collections.abc import Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
+from support import import_graph
+from support.import_graph import Imports, imports_of
 
 ROOT = Path(__file__).parents[2]
 LOOSE = {"console", "tables", "staging"}
@@ -18,33 +18,11 @@ ENTRY = "sdort.__main__"
 FACE = "sdort"
 """``sdort/__init__.py`` names the public functions; it stands above all folders, so that none may import from it."""
 
-Imports = dict[str, set[str]]
-"""Module -> the modules of sdort that it imports."""
-
 
 def sources(root: Path) -> dict[str, str]:
     """Module -> source text; ``fusions/`` is the package ``sdort.fusions``."""
-    found = {}
-    for folder, package in (("sdort", "sdort"), ("fusions", "sdort.fusions")):
-        for path in sorted((root / folder).rglob("*.py")):
-            parts = [package, *path.relative_to(root / folder).with_suffix("").parts]
-            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
-    return found
-
-
-def imports_of(modules: dict[str, str]) -> Imports:
-    """Every import statement, wherever it stands."""
-    return {name: {each for each in _named(text, modules) if each != name} for name, text in modules.items()}
-
-
-def _named(text: str, modules: dict[str, str]) -> Iterator[str]:
-    for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names if alias.name in modules)
-        elif isinstance(node, ast.ImportFrom) and node.module in modules:
-            for alias in node.names:
-                submodule = f"{node.module}.{alias.name}"
-                yield submodule if submodule in modules else str(node.module)
+    paths = import_graph.sources(root, {"sdort": "sdort", "fusions": "sdort.fusions"})
+    return {name: path.read_text() for name, path in paths.items()}
 
 
 def layers() -> list[str]:
