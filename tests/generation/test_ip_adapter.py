@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 import pytest
 from PIL import Image
-from support import tiny_pipeline, without
+from support import task_parity, tiny_pipeline, without
 from support.alive_sessions import in_turn
 from support.pipelines import trace_folder
 from support.tiny_control import export_part
@@ -54,7 +54,7 @@ def made(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
     from transformers import CLIPImageProcessorPil
 
     folder = tmp_path_factory.mktemp("ip adapter")
-    plain = tiny_pipeline.build_diffusers(folder / "pipeline", {"layers_per_block": 1})
+    plain = tiny_pipeline.build_diffusers(folder / "pipeline", task_parity.ONE_LEVEL)
     encoder = build_image_encoder(folder / "image_encoder")
     files = [folder / f"{kind}.safetensors" for kind in KINDS]
     for kind, file in zip(KINDS, files, strict=True):

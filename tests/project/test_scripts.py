@@ -24,7 +24,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 from safetensors.numpy import load_file
-from support import native, tiny_control, tiny_pipeline
+from support import native, task_parity, tiny_control, tiny_pipeline
 from support.pipelines import trace_folder
 from support.script_modules import SCRIPTS
 
@@ -318,8 +318,6 @@ def test_tuning(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_images_from_images(run: Run, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from support import task_parity
-
     words = ("--family", "sd1", "--scheduler", "ddim", "--task", "img2img 1", "--steps", 2, "--traces", traces)
     assert run("check_tasks", *words) == 0
     built = []
@@ -333,7 +331,8 @@ def test_images_from_images(run: Run, traces: Path, monkeypatch: pytest.MonkeyPa
 def test_ip_adapter(run: Run, traces: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import check_ip_adapter
 
-    monkeypatch.setitem(tiny_pipeline.UNET, "layers_per_block", 1)
+    for name, value in task_parity.ONE_LEVEL.items():  # as in generation/test_ip_adapter.py, which has its trace
+        monkeypatch.setitem(tiny_pipeline.UNET, name, value)
     words = ("--family", "sd1", "--kind", "plain", "--task", "text", "--traces", traces)
     assert run("check_ip_adapter", *words) == 0
     monkeypatch.setattr(check_ip_adapter, "check", lambda *_: iter([("plain", "text", {"fast": float("nan")})]))

@@ -21,18 +21,19 @@ from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import Template
 from sdort.exporter.trace_cache import TraceCache
 
-UNET: dict[str, Any] = {
-    "block_out_channels": (32, 64),
-    "layers_per_block": 1,
-    "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-    "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
-    "use_linear_projection": True,
-    "attention_head_dim": [4, 8],
-}
 UNETS: dict[str, dict[str, Any]] = {
-    # Linear projections, head counts per level and nine channels, as in SD 2's inpainting model; without a VAE, which
-    # is that of all families.
-    "sd2_inpainting": {**UNET, "in_channels": 9, "cross_attention_dim": 48},
+    # Linear projections and nine channels, as in SD 2's inpainting model; without a VAE, which is that of all families.
+    # One level, which takes half as long to trace: SDXL's has two, and a number of heads for each.
+    "sd2_inpainting": {
+        "block_out_channels": (32,),
+        "layers_per_block": 1,
+        "down_block_types": ("CrossAttnDownBlock2D",),
+        "up_block_types": ("CrossAttnUpBlock2D",),
+        "use_linear_projection": True,
+        "attention_head_dim": [4],
+        "in_channels": 9,
+        "cross_attention_dim": 48,
+    },
 }
 TEXT: dict[str, Any] = {
     "vocab_size": 300,

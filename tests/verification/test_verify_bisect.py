@@ -27,7 +27,7 @@ from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import RANDOM
 
 Exported = Callable[[Case], Path]
-UNET, DECODER, TEXT = Case("sd1_wide", "ts17"), Case("vae_decoder", "ts17"), Case("clip", "ts17")
+UNET, DECODER, TEXT = Case("sd1", "ts17"), Case("vae_decoder", "ts17"), Case("clip", "ts17")
 
 
 # --- correspondences ---
