@@ -24,7 +24,7 @@ from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.low_memory import choose_memory, refuse_low
 from sdort.generation.memory_need import refuse_generation
-from sdort.generation.pipeline import TextToImage, load_pipeline
+from sdort.generation.pipeline import LoadPlan, TextToImage, load_pipeline
 from sdort.generation.preview_display import previewing
 from sdort.generation.record import GenerationRecord, StageSeconds
 from sdort.generation.request import Request, check_prompts
@@ -41,7 +41,7 @@ from sdort.generation.upscaled_picture import result_size
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.machine.phases import phase
 from sdort.model.component_names import DECODER
-from sdort.pipelines.content_check import checked
+from sdort.pipelines.content_check import content_check
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import LOW, NORMAL
 from sdort.providers.provider import Provider
@@ -214,11 +214,11 @@ class Pipeline:
                 if image.problem is not None:
                     bad.append(BadImage(places[index], owners[index], image))
                     continue
-                images.append(self._kept(owners[index], image, paths[index] if paths else None, job))
+                images.append(self._kept(owners[index], image, paths[index] if paths else None, job, plan))
                 written += filter(None, [images[-1].path])
         keep_generated(models, requests, plan.stages)
         return Generation(
-            **_values(replace(self._record(requests[0]), flagged=any_flagged(images))),
+            **_values(replace(self._record(requests[0], plan), flagged=any_flagged(images))),
             images=images,
             iterations_per_second=round(len(models.timings.steps) / sum(models.timings.steps), 4),
             memory=self._options.memory or NORMAL,
@@ -226,11 +226,11 @@ class Pipeline:
             peak_memory=PeakMemory(peak_resident(), self._device.bytes()),
         )
 
-    def _kept(self, request: Request, image: Generated, path: Path | None, job: Job) -> Image:
+    def _kept(self, request: Request, image: Generated, path: Path | None, job: Job, plan: RequestPlan) -> Image:
         verdict = self._models.judge(image.pixels) if is_judged(request.safety) else None
         pixels = np.zeros_like(image.pixels) if verdict and verdict.flagged else image.pixels
         flagged, score = (verdict.flagged, verdict.score) if verdict else (None, None)
-        record = replace(self._record(request), variation_seed=image.variation_seed, flagged=flagged)
+        record = replace(self._record(request, plan), variation_seed=image.variation_seed, flagged=flagged)
         seeds = image.seed, image.variation_seed
         kept = Image(None, *seeds, request.prompt, request.negative_prompt, pixels, record, flagged, score)
         if flagged:
@@ -241,7 +241,7 @@ class Pipeline:
             path = save_image(path, pixels, record, image.seed, overwrite=job.overwrite, quality=job.quality)
         return replace(kept, path=path)
 
-    def _record(self, request: Request) -> GenerationRecord:
+    def _record(self, request: Request, plan: RequestPlan) -> GenerationRecord:
         models, options, timings = self._models, self._options, self._models.timings
         seconds = StageSeconds(
             load=round(self._load_seconds, 4),
@@ -254,7 +254,13 @@ class Pipeline:
             judge=round(timings.judge, 4),
         )
         return GenerationRecord(
-            **recorded_settings(models.folder, request, lora=models.adapters.record, refiner=models.refined_by)
+            **recorded_settings(
+                models.folder,
+                request,
+                lora=models.adapters.record,
+                refiner=models.refined_by,
+                size=plan.stages[0].size,
+            )
             | {"upscale_by": models.upscaled_by(request)},
             model=models.folder.checkpoint,
             checkpoint_sha256=models.folder.checkpoint_sha256,
@@ -273,12 +279,17 @@ class Pipeline:
         )
 
 
-def load_folder(folder: Path, options: RuntimeOptions) -> Pipeline:
-    """Load the pipeline in a folder of ONNX models, as :func:`sdort.load` does."""
-    announce(options)
-    device = DeviceGrowth(choose_provider(options)[0], options.device_id)
+def load_folder(folder: Path, options: RuntimeOptions, plan: LoadPlan | None = None) -> Pipeline:
+    """Load the pipeline in a folder of ONNX models, as :func:`sdort.load` does.
+
+    Args:
+        plan: of its loading, where there is one already.
+    """
+    chosen = (plan.provider, plan.replaced) if plan else choose_provider(options)
+    announce(options, chosen)
+    device = DeviceGrowth(chosen[0], options.device_id)
     started = time.perf_counter()
-    models = load_pipeline(folder, options)
+    models = load_pipeline(folder, options, plan)
     seconds = time.perf_counter() - started
     models.guard = Guard(models.sessions, models.controls, models.release if models.one_group else None)
     if models.one_group:
@@ -293,9 +304,18 @@ class PlannedRun:
     left: Unfinished
     plans: list[RequestPlan]
     """Of the jobs that are left."""
-    folder: PipelineFolder
-    provider: Provider
+    loading: LoadPlan
     runtime: RuntimeOptions
+
+    @property
+    def folder(self) -> PipelineFolder:
+        """The pipeline's folder."""
+        return self.loading.folder
+
+    @property
+    def provider(self) -> Provider:
+        """The execution provider that will run."""
+        return self.loading.provider
 
     @property
     def jobs(self) -> list[Job]:
@@ -307,7 +327,7 @@ class PlannedRun:
         """What it will take, by the last runs of its kind on this machine; None where there was none."""
         device = device_name(self.provider, self.runtime.device_id)
         memory = self.runtime.memory or NORMAL
-        return known_seconds(self.folder, self.jobs, self.provider.name, device, memory)
+        return known_seconds(self.folder, self.jobs, self.plans, self.provider.name, device, memory)
 
     def execute(self, *, placement: bool = False) -> Generation:
         """Load the pipeline, generate the images and write them.
@@ -321,9 +341,9 @@ class PlannedRun:
         steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in self.jobs)
         cut = max(job.requests[0].deep_cut for job in self.jobs)
         options = replace(self.runtime, adapters=adaptable, control_inputs=steered, deep_cut=cut)
-        loaded = load_folder(self.folder.path, options)
+        loaded = load_folder(self.folder.path, options, self.loading)
         result = loaded._run_jobs(self.left, self.left.paths, self.plans)
-        keep_speed(self.folder, self.jobs, result)
+        keep_speed(self.folder, self.jobs, self.plans, result)
         return _with_placement(result, loaded._models, self.jobs[0].requests, self.runtime) if placement else result
 
 
@@ -337,21 +357,22 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
         SdortError: as :meth:`Pipeline.generate`; or there is no pipeline, or its provider does not load.
     """
     # A GPU's libraries are read while the models are checked.
-    with ThreadPoolExecutor(1, "sdort-probe") as pool, checked(pipeline, runtime.check):
+    content = content_check(pipeline, runtime.check)
+    with ThreadPoolExecutor(1, "sdort-probe") as pool, content.block():
         chosen = pool.submit(choose_provider, runtime)
         folder = open_folder(pipeline)
         left = find_unfinished([job.for_pipeline(folder) for job in jobs], paths, folder)
         with phase("the provider's libraries"):
-            provider = chosen.result()[0]
+            loading = LoadPlan(folder, content, *chosen.result())
         plans: list[RequestPlan] = []
         for job in left.jobs:
             with phase("plan"):
                 plan = check_job(folder, job, left.paths)
             plans.append(plan)
         with phase("plan"):
-            runtime = _refuse_or_choose(folder, left.jobs, plans, provider, runtime)
+            runtime = _refuse_or_choose(folder, left.jobs, plans, loading.provider, runtime)
         _check_grid_of(left.jobs, plans, left.paths)
-    return PlannedRun(left, plans, folder, provider, runtime)
+    return PlannedRun(left, plans, loading, runtime)
 
 
 def _refuse_or_choose(

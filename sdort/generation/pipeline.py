@@ -50,7 +50,7 @@ from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_
 from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.conditioning import Conditioning, at_size, condition, encoder_outputs, scored
-from sdort.pipelines.content_check import checked
+from sdort.pipelines.content_check import ContentCheck, checked, content_check
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import LOW
 from sdort.providers.provider import Provider
@@ -821,22 +821,49 @@ def _undrawn(requests: Sequence[Request]) -> Iterator[DenoisedBatch]:
         yield DenoisedBatch(numbers, seeds, source, np.zeros(0, np.float32))
 
 
-def load_pipeline(path: Path, options: RuntimeOptions) -> TextToImage:
+@dataclass(frozen=True)
+class LoadPlan:
+    """A pipeline's folder that can be loaded, and where it will run."""
+
+    folder: PipelineFolder
+    content: ContentCheck
+    """Of its files."""
+    provider: Provider
+    replaced: str | None
+    """The reason why the provider is not the one that was asked for."""
+
+
+def plan_loading(path: Path, options: RuntimeOptions) -> LoadPlan:
+    """Find what :func:`load_pipeline` opens.
+
+    Raises:
+        BadModelError, ProviderError: as there.
+    """
+    content = content_check(path, options.check)
+    with content.block():
+        return LoadPlan(open_folder(path), content, *choose_provider(options))
+
+
+def load_pipeline(path: Path, options: RuntimeOptions, plan: LoadPlan | None = None) -> TextToImage:
     """Open a pipeline's sessions on a provider.
+
+    Args:
+        plan: of :func:`plan_loading`, where there is one already.
 
     Raises:
         BadModelError: the folder is no text-to-image pipeline, a component does not load, or a file is not what sdort
             wrote.
         ProviderError: the provider does not load and ``options.fallback`` is not True, or it cannot run a component.
     """
-    with checked(path, options.check) as content:
-        folder = open_folder(path)
-        content.reads(folder.models[name] for name in folder.needed)
-        return _open_sessions(folder, options)
+    plan = plan or plan_loading(path, options)
+    with plan.content.block():
+        plan.content.reads(plan.folder.models[name] for name in plan.folder.needed)
+        return _open_sessions(plan.folder, plan.provider, plan.replaced, options)
 
 
-def _open_sessions(folder: PipelineFolder, options: RuntimeOptions) -> TextToImage:
-    provider, replaced = choose_provider(options)
+def _open_sessions(
+    folder: PipelineFolder, provider: Provider, replaced: str | None, options: RuntimeOptions
+) -> TextToImage:
     options = replace(options, pool=new_pool_number())  # its sessions run one after another
     if options.memory == LOW:
         with phase("tokenizers"):

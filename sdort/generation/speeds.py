@@ -9,8 +9,9 @@ from typing import Any
 
 from sdort.generation.job import Job
 from sdort.generation.request import Request
+from sdort.generation.request_plan import RequestPlan
 from sdort.generation.result import Generation
-from sdort.generation.stages import plan_stages, total_calls
+from sdort.generation.stages import total_calls
 from sdort.machine.cache_folder import schedules_folder
 from sdort.machine.verified_cache import VerifiedCache
 from sdort.pipelines.folder import PipelineFolder
@@ -38,13 +39,17 @@ class RunSeconds:
     decode: float
 
 
-def keep_speed(folder: PipelineFolder, jobs: Sequence[Job], result: Generation) -> None:
-    """Remember how long a run took, if it was of one job and of the usual stages alone."""
+def keep_speed(folder: PipelineFolder, jobs: Sequence[Job], plans: Sequence[RequestPlan], result: Generation) -> None:
+    """Remember how long a run took, if it was of one job and of the usual stages alone.
+
+    Args:
+        plans: of the jobs.
+    """
     if len(jobs) != 1 or not result.images or not _is_usual(jobs[0].requests[0]):
         return
     job, seconds = jobs[0], result.seconds
     batches = _batches(job)
-    calls = total_calls(plan_stages(folder, job.requests[0])) * len(batches)
+    calls = total_calls(plans[0].stages) * len(batches)
     load = seconds.load + sum(each.seconds for each in result.opened)
     kept = RunSeconds(load, seconds.encode / len(batches), seconds.denoise / calls, seconds.decode / len(result.images))
     cache, key = _cache(), _key(folder, result.provider, result.device)
@@ -57,17 +62,26 @@ def keep_speed(folder: PipelineFolder, jobs: Sequence[Job], result: Generation) 
 
 
 def known_seconds(
-    folder: PipelineFolder, jobs: Sequence[Job], provider: str, device: str, memory: str = NORMAL
+    folder: PipelineFolder,
+    jobs: Sequence[Job],
+    plans: Sequence[RequestPlan],
+    provider: str,
+    device: str,
+    memory: str = NORMAL,
 ) -> float | None:
-    """The seconds of jobs, by the last runs of the same pipeline, size and batch here; None where there is none."""
+    """The seconds of jobs, by the last runs of the same pipeline, size and batch here; None where there is none.
+
+    Args:
+        plans: of the jobs.
+    """
     known = _cache().load_json("speed", _key(folder, provider, device))
     total, load = 0.0, 0.0
-    for job in jobs:
+    for job, plan in zip(jobs, plans, strict=True):
         kept = known.get(_kind(folder, job, memory)) if isinstance(known, dict) else None
         seconds = _read(kept)
         if seconds is None or not _is_usual(job.requests[0]):
             return None
-        calls, sizes = total_calls(plan_stages(folder, job.requests[0])), _batches(job)
+        calls, sizes = total_calls(plan.stages), _batches(job)
         load = seconds.load if memory == NORMAL else load + seconds.load  # each job loads
         total += seconds.encode * len(sizes) + seconds.decode * job.images
         total += calls * seconds.call * sum(size / max(sizes) for size in sizes)

@@ -126,16 +126,18 @@ def recorded_settings(
     *,
     lora: Sequence[AdapterRecord] | None = None,
     refiner: PipelineFolder | None = None,
+    size: tuple[int, int] | None = None,
 ) -> dict[str, Any]:
     """Everything of a request and its pipeline that decides an image, for its record, but for what it runs on.
 
     Args:
         lora: the adapters that the sessions have; None for what their files are now.
         refiner: the refiner that is open; None for the one in its folder now.
+        size: height and width of its first stage, where it is planned.
     """
     if request.refiner and refiner is None:
         refiner = open_refiner(request.refiner, folder)
-    height, width = image_size(folder, request)
+    height, width = size or image_size(folder, request)
     scheduler = find_scheduler(request.scheduler)[0] if request.scheduler else folder.scheduler_class
     return {
         **request.recorded(),

@@ -35,32 +35,22 @@ _PARTS = (*COMPONENTS, "vae", "scheduler")
 
 @contextmanager
 def checked(path: Path, check: bool = True) -> Iterator[ContentCheck]:
-    """A block that reads a pipeline's folder, or one ``.onnx`` file in it.
+    """A block that reads a pipeline's folder, or one ``.onnx`` file in it: :func:`content_check`'s."""
+    content = content_check(path, check)
+    with content.block():
+        yield content
 
-    Where the folder has a list, sizes and small files are compared at once; weights, from :meth:`ContentCheck.reads`
-    on, in a thread that has ended when the block has.
+
+def content_check(path: Path, check: bool = True) -> ContentCheck:
+    """The check of a pipeline's folder, or of one ``.onnx`` file in it, for blocks that read it.
 
     Args:
         check: False compares nothing.
 
     Raises:
-        BadModelError: a file is not what sdort wrote, is missing, or is read and not on the list; also in place of
-            an error of the block, which it explains.
+        BadModelError: the list of files is broken.
     """
-    content = _open_check(Path(path)) if check else ContentCheck(Path(path), Path(path), {}, None)
-    try:
-        with phase("comparison of files"):
-            content.compare_small()
-        yield content
-        with phase("comparison of files"):
-            content.finish()
-    except (UsageError, OutputError):
-        raise
-    except Exception:  # damage ends in whatever error it likes
-        content.finish()
-        raise
-    finally:
-        content.close()
+    return _open_check(Path(path)) if check else ContentCheck(Path(path), Path(path), {}, None)
 
 
 def _open_check(path: Path) -> ContentCheck:
@@ -68,12 +58,13 @@ def _open_check(path: Path) -> ContentCheck:
     scope = path if path.is_dir() else path.parent
     real_scope = real(scope)
     for root in (real_scope, *islice(real_scope.parents, 2)):
-        listed = listed_files(root) if (root / MANIFEST).is_file() else None
+        manifest = read_manifest(root) if (root / MANIFEST).is_file() else {}
+        listed = listed_files(root, manifest)
         if listed is not None:
             prefix = "".join(f"{part}/" for part in real_scope.relative_to(root).parts)
             inside = {place.removeprefix(prefix): each for place, each in listed.items() if place.startswith(prefix)}
             if inside:
-                return ContentCheck(scope, root, inside, "optimized" in read_manifest(root))
+                return ContentCheck(scope, root, inside, "optimized" in manifest)
     detail(f"{path}: no {MANIFEST} lists its files, so their content is not compared with anything")
     return ContentCheck(scope, scope, {}, None)
 
@@ -96,6 +87,35 @@ class ContentCheck:
         self._pool: ThreadPoolExecutor | None = None
         self._results: list[Future[None]] = []
         self._goes_on = True
+        self._small_compared = False
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """A block that reads the files; there may be several, one after the other.
+
+        Where the folder has a list, sizes and small files are compared before the first one; weights, from
+        :meth:`reads` on, in a thread that has ended when the block has.
+
+        Raises:
+            BadModelError: a file is not what sdort wrote, is missing, or is read and not on the list; also in place of
+                an error of the block, which it explains.
+        """
+        self._goes_on, self._pool, self._results = True, None, []
+        try:
+            if not self._small_compared:
+                with phase("comparison of files"):
+                    self.compare_small()
+                self._small_compared = True
+            yield
+            with phase("comparison of files"):
+                self.finish()
+        except (UsageError, OutputError):
+            raise
+        except Exception:  # damage ends in whatever error it likes
+            self.finish()
+            raise
+        finally:
+            self.close()
 
     def compare_small(self) -> None:
         """Compare the sizes of all files, the content of small ones, and look for what is read and not listed.
@@ -103,7 +123,7 @@ class ContentCheck:
         A component of which no file is there is told, and left to those who need it.
 
         Raises:
-            BadModelError: as :func:`checked`.
+            BadModelError: as :meth:`block`.
         """
         gone = {name for name in _folders(self._listed) & {*COMPONENTS} if not (self._scope / name).exists()}
         if gone:
@@ -121,7 +141,7 @@ class ContentCheck:
         """Compare these models and their data, in a thread.
 
         Args:
-            models: ``.onnx`` files below the path that :func:`checked` got.
+            models: ``.onnx`` files below the path that :func:`content_check` got.
 
         Raises:
             BadModelError: one is not on the list.

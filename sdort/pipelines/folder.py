@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from sdort.errors import BadModelError
+from sdort.errors import BadModelError, SdortError
 from sdort.errors.number_ranges import HEIGHT, WIDTH
 from sdort.errors.plain_text import one_line
 from sdort.families.family import Family
@@ -28,7 +28,7 @@ from sdort.onnx_io.derived import Derived
 from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rules
 from sdort.pipelines.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
-from sdort.pipelines.wrong_input import HUB_ID, expect_onnx
+from sdort.pipelines.wrong_input import HUB_ID, check_graphs, expect_onnx
 
 _LONGEST_NAME = 200
 """Characters of a checkpoint's name; file systems allow 255 bytes."""
@@ -252,8 +252,12 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     Raises:
         BadModelError: there is no pipeline, or it lacks a component of ``needed``.
     """
-    expect_onnx(path)
-    folder = PipelineFolder(path, find_components(path))
+    check_graphs(path)
+    try:
+        folder = PipelineFolder(path, find_components(path))
+    except SdortError:
+        expect_onnx(path)  # says what it is instead, where that is known
+        raise
     missing = [name for name in (folder.needed if needed is None else needed) if name not in folder.models]
     if missing and (above := path.absolute().parent / INDEX).is_file():
         raise BadModelError(

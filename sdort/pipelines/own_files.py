@@ -68,13 +68,16 @@ def write_own_files(folder: Path, content: Mapping[str, Any], hashes: Mapping[Pa
     write_json(folder / MANIFEST, {**content, FILES: listed})
 
 
-def listed_files(folder: Path) -> dict[str, ListedFile] | None:
+def listed_files(folder: Path, manifest: Mapping[str, Any] | None = None) -> dict[str, ListedFile] | None:
     """The files that sdort wrote into a folder, by their paths in it; None where its manifest has no list, or is none.
+
+    Args:
+        manifest: the folder's, where it was read already.
 
     Raises:
         BadModelError: the manifest cannot be read, or lists what cannot be a file of its folder.
     """
-    files = read_manifest(folder).get(FILES)
+    files = (read_manifest(folder) if manifest is None else manifest).get(FILES)
     if files is None:
         return None
     if not isinstance(files, dict):

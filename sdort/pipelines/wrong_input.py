@@ -129,6 +129,20 @@ def holds_models(folder: Path) -> bool:
     return any(folder.glob("*.onnx")) or any(folder.glob("*/*.onnx"))
 
 
+def check_graphs(folder: Path) -> list[Path]:
+    """The ONNX graphs anywhere below a folder, which lie there and are none of git-lfs's pointers; nor are their data.
+
+    Raises:
+        BadModelError: a pointer, or a link out of the folder.
+    """
+    graphs = list(_graphs(folder))
+    for graph in graphs:
+        for file in (graph, graph.with_name(f"{graph.name}.data")):
+            check_own_file(file, folder)
+            refuse_pointer(file)
+    return graphs
+
+
 def expect_onnx(path: Path, *, nested: bool = False) -> None:
     """Raise an error that says what ``path`` is, if it is known and holds no ONNX models.
 
@@ -147,11 +161,7 @@ def expect_onnx(path: Path, *, nested: bool = False) -> None:
         if found and found.kind is not Kind.UNKNOWN:
             raise BadModelError(f"{path} is {found.what}, not an ONNX model", hint=found.advice)
         return
-    graphs = list(_graphs(path))
-    for graph in graphs:
-        for file in (graph, graph.with_name(f"{graph.name}.data")):
-            check_own_file(file, path)
-            refuse_pointer(file)
+    graphs = check_graphs(path)
     if graphs and (nested or (path / INDEX).is_file() or any(len(g.relative_to(path).parts) < 3 for g in graphs)):
         return
     if (path / INDEX).is_file():

@@ -5,19 +5,23 @@ from __future__ import annotations
 from sdort.console import detail, say, warn
 from sdort.ops.library import library_hash, resolve
 from sdort.providers import AUTO
+from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import tuning_remark
 from sdort.runtime.environment import device_name
 from sdort.runtime.probe import choose_provider
 
 
-def announce(options: RuntimeOptions) -> None:
+def announce(options: RuntimeOptions, chosen: tuple[Provider, str | None] | None = None) -> None:
     """Say which provider will run and why it is not another, and what ``--tuning`` does there.
+
+    Args:
+        chosen: what :func:`sdort.runtime.probe.choose_provider` gave, where it was asked already.
 
     Raises:
         ProviderError: as :func:`sdort.runtime.probe.choose_provider`.
     """
-    provider, fallback = choose_provider(options)
+    provider, fallback = chosen or choose_provider(options)
     if fallback:
         warn(fallback)
     if fallback or options.provider == AUTO:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import sys
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -264,6 +267,34 @@ def test_the_command_draws_what_the_baked_pipeline_draws(
     )
     adapter = {"name": "a.safetensors", "scale": SCALE, "text_scale": None, "sha256": whole, "tensors_sha256": tensors}
     assert json.loads(done.stdout)["lora"] == [adapter]
+
+
+PLANNERS = (
+    "announce", "check_task", "choose_provider", "content_check", "find_components", "image_size", "open_folder",
+    "plan_adapters", "plan_controls", "plan_request", "plan_stages", "read_adapter", "read_scheduler_config",
+)  # fmt: skip
+
+
+def test_a_run_is_planned_once(
+    sd1: Adapted, fast: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each function that finds out what a run is to do is called once."""
+    calls: Counter[str] = Counter()
+    sdort.plan_run(fast[0], PROMPT, provider="cpu")  # imports what a run plans with
+
+    def counted(name: str, function: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            calls[name] += 1
+            return function(*args, **options)
+
+        return call
+
+    for module in [module for name, module in sys.modules.items() if name.startswith("sdort.")]:
+        for name in PLANNERS:
+            if isinstance(found := vars(module).get(name), FunctionType):
+                monkeypatch.setattr(module, name, counted(name, found))
+    sdort.run(fast[0], PROMPT, provider="cpu", lora=[str(sd1.a)], output=tmp_path / "drawn.png", **OPTIONS)
+    assert calls == dict.fromkeys(PLANNERS, 1)
 
 
 def test_a_pipeline_that_was_not_opened_for_adapters_takes_one(

@@ -171,14 +171,13 @@ def test_sessions_are_opened_with_what_is_for_them(monkeypatch: pytest.MonkeyPat
             on_open(name)
         return {name: (SimpleNamespace(provider=CPU, name=name), reasons[name]) for name in components}
 
-    monkeypatch.setattr(module, "choose_provider", lambda _: (ROCM, "elsewhere"))
     monkeypatch.setattr(module, "open_side_by_side", open_side_by_side)
     monkeypatch.setattr(module, "remark_inputs", lambda session: asked.update(remarked=session.name))
     monkeypatch.setattr(module, "_load_ahead", lambda *of: ("tokenizers", *of[1:]))
     monkeypatch.setattr(module, "assemble", lambda *of: of)
     folder: Any = SimpleNamespace(needed=names, models={name: Path(name) for name in names})
     options = replace(OPTIONS, adapters=True, device_id=3)
-    opened: Any = module._open_sessions(folder, options)
+    opened: Any = module._open_sessions(folder, ROCM, "elsewhere", options)
     _, sessions, provider, fallback, tokenizers = opened
     assert (asked["provider"], asked["remarked"], provider) == (ROCM, "unet", CPU)  # what runs the UNet
     assert (list(sessions), fallback) == (list(names), "elsewhere; why; why not")
@@ -187,7 +186,7 @@ def test_sessions_are_opened_with_what_is_for_them(monkeypatch: pytest.MonkeyPat
         "text_encoder": (False, True), "unet": (True, True), DECODER: (False, False),
     }  # fmt: skip
     assert asked["unet"][0] == Path("unet")
-    module._open_sessions(folder, replace(options, graph=False, adapters=False))
+    module._open_sessions(folder, ROCM, "elsewhere", replace(options, graph=False, adapters=False))
     assert {(asked[name][1].graph, asked[name][1].adapters) for name in names} == {(False, False)}
 
 
