@@ -252,7 +252,8 @@ def open_folder(path: Path, needed: tuple[str, ...] | None = None) -> PipelineFo
     Raises:
         BadModelError: there is no pipeline, or it lacks a component of ``needed``.
     """
-    check_graphs(path)
+    if path.is_dir():
+        check_graphs(path)
     try:
         folder = PipelineFolder(path, find_components(path))
     except SdortError:

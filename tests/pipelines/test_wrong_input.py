@@ -7,7 +7,9 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import BadModelError, SdortError, UsageError
@@ -104,6 +106,14 @@ def test_pointers_of_git_lfs(pipeline: Path, tmp_path: Path) -> None:
         (tmp_path / "onnx" / "unet" / "model.onnx").touch()
         (tmp_path / "onnx" / "unet" / name).write_bytes(POINTER)
         assert f"{name} is a git-lfs pointer" in refusal(expect_onnx, tmp_path / "onnx").message
+
+
+def test_a_path_that_is_no_folder_is_told_by_what_it_is(tmp_path: Path) -> None:
+    assert refusal(open_folder, tmp_path / "gone").message == f"{tmp_path}/gone does not exist"
+    (tmp_path / "junk.onnx").write_bytes(b"junk")
+    assert refusal(open_folder, tmp_path / "junk.onnx").message == f"{tmp_path}/junk.onnx is not an ONNX model"
+    save_file({"lora_unet_mid_block_x.lora_up.weight": np.zeros((4, 2), np.float32)}, tmp_path / "a.safetensors")
+    assert "not an ONNX model" in refusal(open_folder, tmp_path / "a.safetensors").message
 
 
 def test_a_component_of_an_exported_pipeline_cannot_be_run(tiny: Tiny, tmp_path: Path) -> None:
