@@ -11,7 +11,7 @@ import argparse
 import importlib
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,6 +36,19 @@ class Table:
 
 
 TABLES = (
+    Table(
+        "sdort.providers.runtime_options",
+        "ExecutionKeywords",
+        "Options of the functions that run models.",
+        ("ExecutionOptions",),
+    ),
+    Table(
+        "sdort.providers.runtime_options",
+        "LoadOptions",
+        "Options of :func:`sdort.load`.",
+        ("RuntimeOptions",),
+        ("ExecutionKeywords",),
+    ),
     Table(
         "sdort.generation.typed_options",
         "GenerationOptions",
@@ -62,20 +75,25 @@ def files() -> dict[Path, str]:
 
 
 def _lines(table: Table) -> Iterator[str]:
-    module = importlib.import_module(table.module)
     yield f"class {table.name}({', '.join(table.bases)}, total=False):"
     yield f'    """{table.doc}"""'
-    options = declared(*(getattr(module, name) for name in table.declared_in))
-    yield from [""] if options else []
-    for option in options.values():
+    inherited = {name for base in TABLES if base.name in table.bases for name in _options(base)}
+    own = [option for name, option in _options(table).items() if name not in inherited]
+    yield from [""] if own else []
+    for option in own:
         yield from _entry(option)
+
+
+def _options(table: Table) -> Mapping[str, Option]:
+    module = importlib.import_module(table.module)
+    return declared(*(getattr(module, name) for name in table.declared_in))
 
 
 def _entry(option: Option) -> list[str]:
     if option.positional:
         return []
     text = textwrap.wrap(f'"""{option.text}"""', _WIDTH, break_long_words=False, break_on_hyphens=False)
-    return [f"    {option.name}: {option.annotation}", *(f"    {line}" for line in text)]
+    return [f"    {option.name}: {option.keyword}", *(f"    {line}" for line in text)]
 
 
 def main() -> None:

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from sdort.cli.from_options import options_of, sections
 from sdort.cli.number_types import NumberList, Real, Whole
-from sdort.cli.options import complete_schedulers, placement_option, runtime_options, show_placement, sizes_option
-from sdort.cli.sections import RUNTIME, SectionedCommand
+from sdort.cli.options import complete_schedulers, placement_option, show_placement, sizes_option
+from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import MARGIN, REPEAT, STEPS, WARMUP
+from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
     from sdort.benchmark.ablation import Ablation
@@ -48,7 +50,7 @@ class Baseline(click.Path):
 
 
 _SECTIONS = {
-    **RUNTIME,
+    **sections(ExecutionOptions),
     "Measurement": ("components", "batch_sizes", "sizes", "steps", "scheduler", "warmup", "repeat", "preset"),
     "Comparison": (
         "engine", "engines", "checkpoint", "baseline", "baseline_engine", "reference", "ablation",
@@ -104,7 +106,7 @@ Examples:
 """,
 )
 @click.argument("pipeline", type=click.Path(path_type=Path))
-@runtime_options
+@options_of(ExecutionOptions)
 @click.option(
     "--engine",
     type=_ENGINE,

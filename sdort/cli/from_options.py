@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +23,13 @@ FORMS: Mapping[str, Callable[[], click.ParamType[Any]]] = {
 _COMPLETIONS: Mapping[str, Any] = {"files": complete_files, "schedulers": complete_schedulers}
 
 
-def options_of(*classes: type) -> Callable[[Command], Command]:
-    """All options that dataclasses declare and that have a text of help; the command gets a parameter for each."""
-    found = [each for each in declared(*classes).values() if each.help]
+def options_of(*classes: type, only: Collection[str] = ()) -> Callable[[Command], Command]:
+    """The options that dataclasses declare and that have a text of help; the command gets a parameter for each.
+
+    Args:
+        only: names of those that the command has; all if empty.
+    """
+    found = _shown(classes, only)
 
     def decorate(command: Command) -> Command:
         for each in reversed(found):
@@ -35,15 +39,20 @@ def options_of(*classes: type) -> Callable[[Command], Command]:
     return decorate
 
 
-def sections(*classes: type, headings: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def sections(*classes: type, headings: Sequence[str] = (), only: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
     """Heading -> names of options, for :class:`sdort.cli.sections.SectionedCommand`.
 
     Args:
         headings: in the order of the help; a heading that is not among them comes last.
+        only: as for :func:`options_of`.
     """
-    found = sections_of([each for each in declared(*classes).values() if each.help])
+    found = sections_of(_shown(classes, only))
     ordered = dict.fromkeys([*headings, *found])
     return {heading: tuple(found[heading]) for heading in ordered if heading in found}
+
+
+def _shown(classes: Sequence[type], only: Collection[str]) -> list[Option]:
+    return [each for name, each in declared(*classes).items() if each.help and name in (only or (name,))]
 
 
 def _click_option(option: Option) -> Callable[[Command], Command]:
@@ -54,6 +63,10 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
         words["shell_complete"] = _COMPLETIONS[option.completes]
     if _is_switch(option):
         words |= {"default": option.default, **({} if option.negated else {"is_flag": True})}
+        if option.default and not option.negated:
+            words |= {"flag_value": False, "show_default": False}
+    elif "Mapping" in option.words:
+        words |= {"multiple": True, "callback": _assignments}
     else:
         repeatable = bool(option.words & {"Sequence", "Collection"}) and not option.form
         words |= {"type": _type(option), "multiple": repeatable}
@@ -80,3 +93,14 @@ def _type(option: Option) -> click.ParamType[Any]:
     if option.choices:
         return click.Choice(option.choices)
     return click.Path(path_type=Path) if "Path" in option.words else click.STRING
+
+
+def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str, ...]) -> dict[str, str]:
+    options: dict[str, str] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not name or not equals:
+            raise click.BadParameter(f"{value!r} is not NAME=VALUE, such as arena_extend_strategy=kSameAsRequested")
+        if options.setdefault(name, text) != text:
+            raise click.BadParameter(f"{name} is given twice, as {options[name]} and as {text}")
+    return options

@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
+from sdort.cli.from_options import options_of
 from sdort.cli.number_types import shortened
 from sdort.cli.optimize_report import ALL, explained, show_report
-from sdort.cli.options import check_option, complete_fusions, needs, signing_options
+from sdort.cli.options import complete_fusions, needs, signing_options
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import EXPECT
 from sdort.providers import AUTO, PROVIDER_NAMES
+from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
     from sdort.optimizer.report import OptimizeReport
@@ -168,7 +170,7 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
     shell_complete=complete_fusions,
     help="Leave out this fusion (repeatable). sdort fusions lists them.",
 )
-@check_option
+@options_of(ExecutionOptions, only=["check"])
 @click.option(
     "--expect",
     multiple=True,

@@ -9,11 +9,11 @@ import click
 from click.core import ParameterSource
 
 from sdort.cli.from_options import options_of, sections
-from sdort.cli.options import placement_option, runtime_options, show_placement
-from sdort.cli.sections import RUNTIME, SectionedCommand
+from sdort.cli.options import placement_option, show_placement
+from sdort.cli.sections import SectionedCommand
 from sdort.errors import SdortError
 from sdort.generation.typed_options import GENERATION
-from sdort.providers import MEMORY
+from sdort.providers.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -32,7 +32,7 @@ _OWN = sections(
 )  # fmt: skip
 _SECTIONS = {
     **{heading: names for heading, names in _OWN.items() if heading not in ("Decoding", "Results")},
-    "Execution": (*RUNTIME["Execution"], "memory"),
+    **sections(RuntimeOptions),
     "Decoding": _OWN["Decoding"],
     "Results": (*_OWN["Results"], "dry_run", "placement", "as_json"),
 }
@@ -57,15 +57,7 @@ Examples:
 """,
 )
 @click.argument("pipeline", metavar="MODEL", type=click.Path(path_type=Path))
-@options_of(*GENERATION)
-@runtime_options
-@click.option(
-    "--memory",
-    type=click.Choice(MEMORY),
-    show_default="normal, or low if the run fits only so",
-    help="low: load the models in turn. The memory of the largest one then suffices, and each run of images takes the "
-    "time of loading.",
-)
+@options_of(*GENERATION, RuntimeOptions)
 @placement_option
 @click.option("--dry-run", is_flag=True, help="Draw nothing; say what would be drawn, and how long that takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")

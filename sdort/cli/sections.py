@@ -9,17 +9,6 @@ from typing import Any
 
 import click
 
-RUNTIME = {
-    "Execution": (
-        "provider", "tuning", "graph", "fallback", "device_id", "provider_options", "split",
-        "custom_ops", "check",
-    )
-}  # fmt: skip
-"""The section of :func:`sdort.cli.options.runtime_options`."""
-
-DECODING = {"Decoding": ("vae_tiling", "vae_slicing")}
-"""The section of :func:`sdort.cli.options.decoding_options`."""
-
 HELP_ALL = "--help-all"
 _SHORT_COLUMN = 27
 """Width of the names of common options, in characters: most texts then fit one line of 80 columns."""

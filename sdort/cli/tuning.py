@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import click
 
+from sdort.cli.from_options import options_of
 from sdort.cli.number_types import Duration, Whole
-from sdort.cli.options import custom_ops_option
 from sdort.errors.number_ranges import DEVICE_ID, OLDER_THAN
+from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
     from sdort.tables import Table
@@ -40,7 +41,7 @@ def command() -> None:
 
 
 @command.command("list")
-@custom_ops_option
+@options_of(ExecutionOptions, only=["custom_ops"])
 @_json
 def list_(custom_ops: str, as_json: bool) -> None:
     """Show the bundles, and whether runs on this machine use them."""
@@ -92,7 +93,7 @@ def export(file: Path, names: tuple[str, ...], overwrite: bool, as_json: bool) -
     "--any-machine", is_flag=True, help="Store bundles of other machines too. No run on this machine uses them."
 )
 @click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Number of the GPU that the bundles must fit.")
-@custom_ops_option
+@options_of(ExecutionOptions, only=["custom_ops"])
 @_json
 def import_(file: Path, any_machine: bool, device_id: int, custom_ops: str, as_json: bool) -> None:
     """Check a file of bundles, and keep all of them or none.
@@ -134,7 +135,7 @@ def verify(names: tuple[str, ...], as_json: bool) -> None:
 @click.option("--older-than", type=Duration(OLDER_THAN), help="Remove bundles that are older than this too: 30d, 12h.")
 @click.option("--foreign", is_flag=True, help="Remove bundles of other GPUs too.")
 @click.option("--dry-run", is_flag=True, help="Show only what would be removed.")
-@custom_ops_option
+@options_of(ExecutionOptions, only=["custom_ops"])
 @_json
 def prune(older_than: float | None, foreign: bool, dry_run: bool, custom_ops: str, as_json: bool) -> None:
     """Remove bundles that no run here can use.

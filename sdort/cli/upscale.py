@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
+from sdort.cli.from_options import options_of
 from sdort.cli.number_types import Real, Whole
-from sdort.cli.options import device_option, fallback_option, provider_option
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import QUALITY, UPSCALE_SCALE, UPSCALE_TILE
+from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
     from sdort.generation.upscaled_files import Upscaled
@@ -65,9 +66,7 @@ Examples:
     default="auto",
     help="Precision of the upscaler. auto is fp16 on a GPU. If it gives NaN in fp16, sdort continues in fp32.",
 )
-@provider_option
-@fallback_option
-@device_option
+@options_of(ExecutionOptions, only=_RUNTIME)
 @click.option(
     "--quality",
     type=Whole(QUALITY),

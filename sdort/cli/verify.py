@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
+from sdort.cli.from_options import options_of, sections
 from sdort.cli.number_types import Size, Whole
-from sdort.cli.options import runtime_options
-from sdort.cli.sections import RUNTIME, SectionedCommand
+from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import SEEDS, SEMANTIC_PROMPTS, STEPS
+from sdort.providers.runtime_options import ExecutionOptions
 from sdort.verification.limits import REASONS
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ _SECTIONS = {
     "Signature": ("signature",),
     "Comparison": ("against", "checkpoint", "torch", "components", "inputs"),
     "Images": ("images", "prompts", "seeds", "steps", "semantic", "semantic_prompts", "semantic_original"),
-    **RUNTIME,
+    **sections(ExecutionOptions),
     "Results": ("bisect", "report", "overwrite", "as_json"),
 }
 
@@ -138,7 +139,7 @@ _SECTIONS = {
     show_default="the model's own",
     help="Width and height of the images in pixels.",
 )
-@runtime_options
+@options_of(ExecutionOptions)
 @click.option(
     "--bisect",
     is_flag=True,

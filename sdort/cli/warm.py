@@ -10,17 +10,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
+from sdort.cli.from_options import options_of, sections
 from sdort.cli.number_types import Duration, NumberList
-from sdort.cli.options import decoding_options, runtime_options, sizes_option
-from sdort.cli.sections import DECODING, RUNTIME, SectionedCommand
+from sdort.cli.options import sizes_option
+from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import BUDGET, size_words
+from sdort.generation.typed_options import DrawnOptions
+from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
     from sdort.tables import Table
     from sdort.warmup.warm_report import Warmed
 
 
-_SECTIONS = {"Selection": ("sizes", "batch_sizes", "components", "budget"), **RUNTIME, **DECODING}
+_DECODING = ("vae_tiling", "vae_slicing")
+_SECTIONS = {
+    "Selection": ("sizes", "batch_sizes", "components", "budget"),
+    **sections(ExecutionOptions),
+    **sections(DrawnOptions, only=_DECODING),
+}
 
 
 @click.command(
@@ -48,8 +56,8 @@ Examples:
     help="Warm up only this component (repeatable).",
 )
 @click.option("--budget", type=Duration(BUDGET), help="Stop after this time: 90s, 30m, 2h. The rest is listed.")
-@decoding_options
-@runtime_options
+@options_of(DrawnOptions, only=_DECODING)
+@options_of(ExecutionOptions)
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(

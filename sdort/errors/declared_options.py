@@ -11,15 +11,17 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cache
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from sdort.errors.number_ranges import Range
 
+T = TypeVar("T")
 _MARK = "option"
 """The key of an option in its field's metadata."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Option:
     """One option of a command."""
 
@@ -93,6 +95,18 @@ class Option:
         return frozenset(re.findall(r"\w+", self.annotation))
 
     @property
+    def is_path(self) -> bool:
+        """Whether it is held as a path, for which Python takes a text too."""
+        return "Path" in self.words and "str" not in self.words
+
+    @property
+    def keyword(self) -> str:
+        """The type that Python's functions take."""
+        if self.default == {}:
+            return f"{self.annotation} | None"
+        return self.annotation.replace("Path", "str | Path") if self.is_path else self.annotation
+
+    @property
     def kind(self) -> Any:
         """``bool``, ``int | float`` or ``str``: the type of its value in JSON."""
         return bool if "bool" in self.words else int | float if self.words & {"int", "float"} else str
@@ -142,3 +156,31 @@ def sections_of(options: Collection[Option]) -> dict[str, list[str]]:
         names = sections.setdefault(each.section, [])
         names.insert(names.index(each.after) + 1 if each.after else len(names), each.name)
     return sections
+
+
+def made_of(owner: type[T], given: Mapping[str, Any], **more: Any) -> T:
+    """The dataclass that declares options, made of those that are given; None is its default, a text a path.
+
+    Args:
+        given: option -> value; other names are left to others.
+        more: fields that are no options.
+    """
+    options = {name: each for name, each in declared(owner).items() if given.get(name) is not None}
+    values = {name: Path(given[name]) if each.is_path else given[name] for name, each in options.items()}
+    return owner(**values, **more)
+
+
+def command_words(options: Any) -> list[object]:
+    """The options of a dataclass that differ from their defaults, as words of the command line."""
+    values = {each: getattr(options, name) for name, each in declared(type(options)).items() if each.help}
+    return [word for each, value in values.items() if value != each.default for word in _words(each, value)]
+
+
+def _words(option: Option, value: Any) -> list[object]:
+    flag = option.flags[-1] if option.flags else option.flag
+    if isinstance(value, bool):
+        return [f"--no-{flag[2:]}" if option.negated and not value else flag]
+    if isinstance(value, Mapping):
+        return [word for name, text in value.items() for word in (flag, f"{name}={text}")]
+    listed = value if isinstance(value, tuple | list) else [value]
+    return [word for each in listed for word in (flag, each)]

@@ -9,7 +9,9 @@ import inspect
 import math
 import numbers
 import os
+import re
 import sys
+import textwrap
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import wraps
@@ -18,6 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sdort.errors import UsageError
+from sdort.errors.declared_options import Option, declared, ranges_of
 from sdort.errors.number_ranges import RANGES, Range, shown
 
 P = ParamSpec("P")
@@ -54,6 +57,61 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
         return function(*args, **kwargs)
 
     return checked
+
+
+def with_options(*classes: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A function that takes the options of dataclasses as ``**options``: they are held to their types, and stand in its
+    signature and its documentation as if each was a parameter.
+
+    Args:
+        classes: declare the options (:mod:`sdort.errors.declared_options`).
+    """
+    found = {name: each for name, each in declared(*classes).items() if not each.positional}
+
+    def decorate(function: Callable[P, R]) -> Callable[P, R]:
+        signature = _with_parameters(inspect.signature(function), found.values())
+
+        @wraps(function)
+        def checked(*args: P.args, **kwargs: P.kwargs) -> R:
+            signature.bind(*args, **kwargs)
+            for owner in classes:
+                _check_all({name: kwargs[name] for name in declared(owner) if name in kwargs}, owner)
+            return function(*args, **kwargs)
+
+        checked.__signature__ = signature  # type: ignore[attr-defined]
+        checked.__doc__ = _with_texts(function.__doc__ or "", found.values())
+        return checked
+
+    return decorate
+
+
+def _with_parameters(signature: inspect.Signature, options: Iterable[Option]) -> inspect.Signature:
+    own = [each for each in signature.parameters.values() if each.kind is not _OPTIONS]
+    more = [
+        inspect.Parameter(
+            each.name, _KEYWORD, default=None if each.default == {} else each.default, annotation=each.keyword
+        )
+        for each in options
+    ]
+    return signature.replace(parameters=sorted([*own, *more], key=lambda each: each.kind))
+
+
+def _with_texts(documentation: str, options: Iterable[Option]) -> str:
+    """A docstring with an entry for each option in the place of its line ``options: ...``."""
+    entries = [
+        textwrap.fill(f"{each.name}: {each.text}", 120, initial_indent=" " * 8, subsequent_indent=" " * 12)
+        for each in options
+    ]
+    return re.sub(r"^ {8}options: .*(\n {12}.*)*", lambda _: "\n".join(entries), documentation, flags=re.MULTILINE)
+
+
+def _check_all(given: Mapping[str, object], owner: type) -> None:
+    options, ranges = declared(owner), ranges_of(owner)
+    texts = SimpleNamespace(__annotations__={name: options[name].keyword for name in given})
+    annotations = get_type_hints(texts, vars(sys.modules[owner.__module__]))
+    for name, value in given.items():
+        if value is not None or options[name].default is not None:
+            _check(_option(name), name, value, annotations[name], ranges)
 
 
 def check_types(

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sdort.console import document
-from sdort.errors.option_types import typed
+from sdort.errors.option_types import typed, with_options
 from sdort.first_use.find_pipeline import part_folder, pipeline_folder, plan_folder
 from sdort.first_use.making_plan import MakingPlan
 from sdort.first_use.unmade import Unmade, check_control
@@ -19,33 +19,19 @@ from sdort.generation.job import Job, plan_paths
 from sdort.generation.request import check_task
 from sdort.generation.result import Generation
 from sdort.generation.stages import plan_stages
-from sdort.generation.typed_options import GenerationOptions, LoadOptions, RunOptions, runtime_options
+from sdort.generation.typed_options import GenerationOptions, RunOptions, runtime_options
 from sdort.generation.unfinished import plan_unfinished
 from sdort.machine.phases import phase
-from sdort.providers import AUTO
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 from sdort.runtime.probe import choose_provider
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
 
+@with_options(RuntimeOptions)
 @typed
-def load(
-    pipeline: str | Path,
-    *,
-    provider: str = AUTO,
-    tuning: bool = False,
-    graph: bool = False,
-    fallback: bool | None = None,
-    device_id: int = 0,
-    provider_options: Mapping[str, str] | None = None,
-    split: bool = True,
-    custom_ops: str = "auto",
-    adapters: bool = False,
-    check: bool = True,
-    memory: str | None = None,
-) -> Pipeline:
+def load(pipeline: str | Path, **options: Unpack[LoadOptions]) -> Pipeline:
     """Load a text-to-image pipeline.
 
     A checkpoint is exported and optimized once, for the provider that runs it, and kept in the cache. A stage that
@@ -55,21 +41,7 @@ def load(
         pipeline: a folder from :func:`sdort.export` or :func:`sdort.optimize`, from optimum, or from diffusers'
             conversion script; a checkpoint: a single file (``.safetensors``), a diffusers folder, a hub id, ``demo``;
             or a name of :func:`add_model`.
-        provider: the execution provider: ``rocm``, ``migraphx``, ``cuda``, ``cpu``, or ``auto``, the best that loads.
-        tuning: search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.
-        graph: record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda).
-        fallback: whether the CPU may stand in for a named provider that does not load, or that refuses a component:
-            None raises, and leaves to the CPU only nodes that the provider has no kernel for; True warns and goes on;
-            False raises for any node on the CPU that is not shape arithmetic. ``auto`` goes on in any case but False.
-        device_id: the number of the GPU.
-        provider_options: options of the execution provider, by ONNX Runtime's names for them.
-        split: compute what prompts and timesteps alone decide before the steps; without it, in every step.
-        custom_ops: sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path.
-        adapters: open the models so that adapters can change their weights; without it, the first adapter makes them
-            load again.
-        check: compare the files with what sdort wrote, where its ``sdort.json`` lists them.
-        memory: ``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in
-            each call, and what follows of failures to load then happens there.
+        options: where and how the models run.
 
     Returns:
         The pipeline; :meth:`Pipeline.generate` makes images.
@@ -87,19 +59,6 @@ def load(
         >>> pipeline.generate("a red star on navy", steps=20, seed=7).save("star.png")
         [PosixPath('star.png')]
     """
-    options: LoadOptions = {
-        "provider": provider,
-        "tuning": tuning,
-        "graph": graph,
-        "fallback": fallback,
-        "device_id": device_id,
-        "provider_options": provider_options,
-        "split": split,
-        "custom_ops": custom_ops,
-        "adapters": adapters,
-        "check": check,
-        "memory": memory,
-    }
     runtime = runtime_options(options)
     return load_folder(pipeline_folder(pipeline, runtime), runtime)
 

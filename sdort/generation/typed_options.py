@@ -5,7 +5,7 @@ Each is declared once, here; ``scripts/option_keywords.py`` writes the keyword a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Event
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
 from sdort.errors import UsageError
-from sdort.errors.declared_options import option, ranges_of
+from sdort.errors.declared_options import made_of, option, ranges_of
 from sdort.errors.number_ranges import (
     CLIP_SKIP,
     HEIGHT,
@@ -31,7 +31,7 @@ from sdort.errors.number_ranges import (
     check_fields,
 )
 from sdort.errors.option_types import check_types
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 
 OnProgress = Callable[[float, float], None]
 """Called with the steps that are done and all there are, both times the number of images."""
@@ -647,22 +647,6 @@ GENERATION = (JobOptions, DrawnOptions, PreviewOptions)
 """What declares the options of a generation."""
 
 
-class LoadOptions(TypedDict, total=False):
-    """Options of :func:`sdort.load`, which says what each is."""
-
-    provider: str
-    tuning: bool
-    graph: bool
-    fallback: bool | None
-    device_id: int
-    provider_options: Mapping[str, str] | None
-    split: bool
-    custom_ops: str
-    adapters: bool
-    check: bool
-    memory: str | None
-
-
 def annotations_of(options: type) -> dict[str, Any]:
     """The types of options by their names, for :func:`sdort.errors.option_types.check_types`.
 
@@ -685,9 +669,8 @@ def runtime_options(options: LoadOptions, **more: Any) -> RuntimeOptions:
         TypeError: there is no option of that name.
         UsageError: a value is of another type than its option's.
     """
-    check_types(options, annotations_of(LoadOptions))
-    given: dict[str, Any] = {**options, "provider_options": options.get("provider_options") or {}}
-    return RuntimeOptions(**given, **more)
+    check_types(options, annotations_of(LoadOptions), ranges_of(RuntimeOptions))
+    return made_of(RuntimeOptions, options, **more)
 
 
 # Written by scripts/option_keywords.py from what is declared above.

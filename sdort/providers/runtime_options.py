@@ -3,31 +3,113 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import TypedDict
 
 from sdort.errors import UsageError
+from sdort.errors.declared_options import command_words, option
 from sdort.errors.number_ranges import DEVICE_ID, THREADS, check_fields
-from sdort.providers import AUTO, MEMORY
+from sdort.providers import AUTO, MEMORY, PROVIDER_NAMES, PROVIDERS
+
+_SEARCHED = ", ".join(f"{provider.searched} on {name}" for name, provider in PROVIDERS.items() if provider.tuning)
+_WITH_GRAPHS = ", ".join(name for name, provider in PROVIDERS.items() if provider.graph)
 
 
 @dataclass(frozen=True)
-class RuntimeOptions:
-    """Options of the runtime, as a user asks for them.
+class ExecutionOptions:
+    """Where and how models run: options of every command that runs them."""
+
+    provider: str = option(
+        AUTO,
+        section="Execution",
+        choices=(AUTO, *PROVIDER_NAMES),
+        help="Execution provider. auto takes the best one that really loads, and says which.",
+        doc="The execution provider: ``rocm``, ``migraphx``, ``cuda``, ``cpu``, or ``auto``, the best that loads.",
+    )
+    tuning: bool = option(
+        False,
+        section="Execution",
+        help=f"Search for the fastest kernels first: {_SEARCHED}.",
+        doc="Search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx.",
+    )
+    graph: bool = option(
+        False,
+        section="Execution",
+        help=f"Record the UNet's step as a HIP or CUDA graph and replay it ({_WITH_GRAPHS}).",
+        doc="Record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda).",
+    )
+    fallback: bool | None = option(
+        None,
+        section="Execution",
+        negated=True,
+        unset="a named provider must load; single nodes may run on the CPU",
+        help="--fallback: continue on the CPU if the named provider does not load. --no-fallback: run nothing but "
+        "shape arithmetic on the CPU.",
+        doc="Whether the CPU may stand in for a named provider that does not load, or that refuses a component: None "
+        "raises, and leaves to the CPU only nodes that the provider has no kernel for; True warns and goes on; False "
+        "raises for any node on the CPU that is not shape arithmetic. ``auto`` goes on in any case but False.",
+    )
+    device_id: int = option(
+        0, section="Execution", within=DEVICE_ID, help="Number of the GPU.", doc="The number of the GPU."
+    )
+    provider_options: Mapping[str, str] = option(
+        factory=dict,
+        section="Execution",
+        flags=("--provider-option",),
+        metavar="NAME=VALUE",
+        help="Option of the execution provider, by the name that ONNX Runtime gives it (repeatable).",
+        doc="Options of the execution provider, by ONNX Runtime's names for them; they replace sdort's own.",
+    )
+    custom_ops: str = option(
+        "auto",
+        section="Execution",
+        after="split",
+        metavar="auto|on|off|PATH",
+        help="Library of sdort's own operators (sdort ops build). auto registers the library where it is built.",
+        doc="sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path.",
+    )
+    split: bool = option(
+        True,
+        section="Execution",
+        flags=("--no-split",),
+        help="Compute everything in every step. By default, values that depend only on prompts and timesteps are "
+        "computed once, before the steps.",
+        doc="Compute what prompts and timesteps alone decide before the steps; without it, in every step.",
+    )
+    check: bool = option(
+        True,
+        section="Execution",
+        after="custom_ops",
+        flags=("--no-check",),
+        help="Accept files that are not as sdort.json records them: edited files, and damaged files.",
+        doc="Compare the files with what sdort wrote, where its ``sdort.json`` lists them.",
+    )
+
+
+@dataclass(frozen=True)
+class RuntimeOptions(ExecutionOptions):
+    """Options of the runtime, and what sdort says beside them where it opens a session.
 
     Turned into options of ONNX Runtime by :mod:`sdort.providers.session_settings` alone.
     """
 
-    provider: str = AUTO
-    tuning: bool = False
+    adapters: bool = option(
+        False,
+        doc="Open the models so that adapters can change their weights; without it, the first adapter makes them load "
+        "again.",
+    )
+    memory: str | None = option(
+        None,
+        section="Execution",
+        choices=MEMORY,
+        unset="normal, or low if the run fits only so",
+        help="low: load the models in turn. The memory of the largest one then suffices, and each run of images takes "
+        "the time of loading.",
+        doc="``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in "
+        "each call, and what follows of failures to load then happens there.",
+    )
     tuning_ms: int = 100
     """How long TunableOp may try one kernel, in milliseconds."""
-    fallback: bool | None = None
-    """Whether the CPU may stand in. None: for single nodes that the provider has no kernel for, and for a whole
-    provider only under ``auto``. True: also for a named provider that does not load or refuses a component, with a
-    warning. False: for nothing but shape arithmetic."""
-    device_id: int = 0
-    custom_ops: str = "auto"
-    """sdort's own operators: ``auto``, ``on``, ``off`` or a library's path (:func:`sdort.ops.library.resolve`)."""
     threads: int = 0
     """Threads within an operator on the CPU; 0 lets ONNX Runtime choose."""
     stream: int = 0
@@ -36,28 +118,14 @@ class RuntimeOptions:
     pool: int = 0
     """Which memory pool sessions share that never run at the same time, where the provider has pools; with 0 each has
     its own (:mod:`sdort.runtime.memory_pool`)."""
-    graph: bool = False
-    """Record a run as a graph of the device (HIP graph, CUDA graph) and replay it."""
     profile: str = ""
     """Where ONNX Runtime's profile of the session goes: what its file's name begins with; nowhere if empty."""
-    provider_options: Mapping[str, str] = field(default_factory=dict)
-    """Options of the provider by the names that ONNX Runtime gives them; they replace sdort's own."""
-    adapters: bool = False
-    """Open the model so that its weights can be replaced while the session is open."""
     control_inputs: bool = False
     """Whether a UNet has its inputs for control images and for those of IP-Adapters; without them its graph has
     nothing of them either."""
-    split: bool = True
-    """Whether what steps of a UNet or ControlNet do not change is computed before them, once for a prompt and once for
-    a schedule (:mod:`sdort.runtime.step_split`)."""
     deep_cut: int = 0
     """At which of its skip connections a UNet is cut, so that its outer part can run alone
     (:mod:`sdort.runtime.deep_cut`); 0 leaves it whole."""
-    check: bool = True
-    """Whether files are compared with what sdort wrote (:mod:`sdort.pipelines.content_check`)."""
-    memory: str | None = None
-    """One of :data:`MEMORY`: whether a pipeline's models stay in memory all together, or are loaded in turn. None
-    decides for a run by what is free, and is ``normal`` elsewhere."""
 
     def __post_init__(self) -> None:
         check_fields(self, DEVICE_ID, THREADS)
@@ -72,15 +140,43 @@ class RuntimeOptions:
 
 def runtime_words(options: RuntimeOptions) -> list[object]:
     """Options of the runtime that differ from the command line's defaults, as words of it."""
-    plain = RuntimeOptions()
-    words: list[object] = ["--provider", options.provider] if options.provider != plain.provider else []
-    words += ["--tuning"] if options.tuning else []
-    words += ["--graph"] if options.graph else []
-    words += [] if options.fallback is None else ["--fallback" if options.fallback else "--no-fallback"]
-    words += ["--device-id", options.device_id] if options.device_id != plain.device_id else []
-    for name, value in options.provider_options.items():
-        words += ["--provider-option", f"{name}={value}"]
-    words += ["--custom-ops", options.custom_ops] if options.custom_ops != plain.custom_ops else []
-    words += [] if options.split else ["--no-split"]
-    words += ["--memory", options.memory] if options.memory else []
-    return [*words, *([] if options.check else ["--no-check"])]
+    return command_words(options)
+
+
+# Written by scripts/option_keywords.py from what is declared above.
+
+
+class ExecutionKeywords(TypedDict, total=False):
+    """Options of the functions that run models."""
+
+    provider: str
+    """The execution provider: ``rocm``, ``migraphx``, ``cuda``, ``cpu``, or ``auto``, the best that loads."""
+    tuning: bool
+    """Search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx."""
+    graph: bool
+    """Record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda)."""
+    fallback: bool | None
+    """Whether the CPU may stand in for a named provider that does not load, or that refuses a component: None raises,
+    and leaves to the CPU only nodes that the provider has no kernel for; True warns and goes on; False raises for any
+    node on the CPU that is not shape arithmetic. ``auto`` goes on in any case but False."""
+    device_id: int
+    """The number of the GPU."""
+    provider_options: Mapping[str, str] | None
+    """Options of the execution provider, by ONNX Runtime's names for them; they replace sdort's own."""
+    custom_ops: str
+    """sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path."""
+    split: bool
+    """Compute what prompts and timesteps alone decide before the steps; without it, in every step."""
+    check: bool
+    """Compare the files with what sdort wrote, where its ``sdort.json`` lists them."""
+
+
+class LoadOptions(ExecutionKeywords, total=False):
+    """Options of :func:`sdort.load`."""
+
+    adapters: bool
+    """Open the models so that adapters can change their weights; without it, the first adapter makes them load
+    again."""
+    memory: str | None
+    """``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in each call,
+    and what follows of failures to load then happens there."""

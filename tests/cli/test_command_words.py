@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from sdort.cli import export as export_command
 from sdort.cli.doctor import _findings, _next_steps, _verdict
+from sdort.cli.from_options import options_of
 from sdort.cli.number_types import Duration, NumberList, SizeList
-from sdort.cli.options import needs, runtime_options
+from sdort.cli.options import needs
 from sdort.cli.tuning import _next_step, _summary, age_text
 from sdort.cli.warm import _run_command, _table
 from sdort.demo.judge import detect_shapes
@@ -23,7 +24,7 @@ from sdort.errors import ProviderError
 from sdort.errors.number_ranges import Range
 from sdort.optimizer import provider_choice
 from sdort.providers import PROVIDERS
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import ExecutionOptions, RuntimeOptions
 
 
 @pytest.mark.parametrize(
@@ -168,7 +169,7 @@ def test_what_is_no_list_and_no_time(kind: click.ParamType[Any], value: str) -> 
 
 def test_options_of_a_provider_are_names_and_values() -> None:
     @click.command()
-    @runtime_options
+    @options_of(ExecutionOptions)
     def command(**values: Any) -> None:
         click.echo(repr(values["provider_options"]))
 

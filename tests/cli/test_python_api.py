@@ -26,9 +26,9 @@ from sdort.cli import COMMANDS, cli
 from sdort.errors import UsageError
 from sdort.exporter.export_options import ExportOptions
 from sdort.generation.request import Request
-from sdort.generation.typed_options import GenerationOptions, LoadOptions, PreviewOptions, RunOptions
+from sdort.generation.typed_options import GenerationOptions, PreviewOptions, RunOptions
 from sdort.providers import PROVIDER_NAMES
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python-api.md").read_text()

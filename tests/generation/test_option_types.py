@@ -17,7 +17,8 @@ from sdort.generation.job import plan_jobs
 from sdort.generation.last_lines import summarize
 from sdort.generation.prompts_file import OF_A_LINE
 from sdort.generation.request import MAX_PROMPT
-from sdort.generation.typed_options import GenerationOptions, LoadOptions, annotations_of
+from sdort.generation.typed_options import GenerationOptions, annotations_of
+from sdort.providers.runtime_options import LoadOptions
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -9,9 +9,9 @@ import click
 import pytest
 from click.testing import CliRunner
 
-from sdort.cli.options import runtime_options
+from sdort.cli.from_options import options_of
 from sdort.errors import UsageError
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import ExecutionOptions, RuntimeOptions
 from sdort.runtime.probe import choose_provider
 
 
@@ -21,7 +21,7 @@ def parse(*arguments: str) -> tuple[int, str, RuntimeOptions | None]:
 
     @click.command()
     @click.option("--other", default="")
-    @runtime_options
+    @options_of(ExecutionOptions)
     @click.argument("path")
     def command(path: str, other: str, **options: Any) -> None:
         assert path == "here"
@@ -59,7 +59,7 @@ def test_fallback_is_allowed_forbidden_or_left_open(option: str, fallback: bool)
 
 def test_every_option_sets_a_field() -> None:
     @click.command()
-    @runtime_options
+    @options_of(ExecutionOptions)
     def command(**options: Any) -> None: ...
 
     names = {parameter.name for parameter in command.params}

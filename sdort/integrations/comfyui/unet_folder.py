@@ -14,7 +14,6 @@ from sdort.errors import BadModelError
 from sdort.families.family import ComfyUI
 from sdort.families.known_families import FAMILIES
 from sdort.families.unet import UNET
-from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.original_state import empty_unet, original_names
 from sdort.integrations.comfyui.weight_patches import PatchedWeights
@@ -23,7 +22,7 @@ from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.model.signature import static_size
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 from sdort.providers.session_settings import can_tune
 from sdort.runtime.probe import choose_provider
 from sdort.warmup.command import warm

@@ -19,7 +19,6 @@ from sdort.families.known_families import TEXT_ENCODERS
 from sdort.families.unet import UNET
 from sdort.generation.prompts import load_tokenizer
 from sdort.generation.schedulers import load_scheduler
-from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.diffusers.first_use import Precision, optimized_checkpoint
 from sdort.integrations.diffusers.pipeline_tasks import check_task, pipeline_class
 from sdort.integrations.torch.control_module import load_controlnet
@@ -31,6 +30,7 @@ from sdort.integrations.torch.vae_module import load_vae, vae_of
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import CPU
+from sdort.providers.runtime_options import LoadOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

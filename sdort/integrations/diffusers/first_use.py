@@ -12,7 +12,8 @@ from sdort.engines.original import holds_onnx
 from sdort.errors import UsageError
 from sdort.first_use.making_plan import Making
 from sdort.first_use.models import optimized_model
-from sdort.generation.typed_options import LoadOptions, runtime_options
+from sdort.generation.typed_options import runtime_options
+from sdort.providers.runtime_options import LoadOptions
 from sdort.runtime.probe import choose_provider
 
 Precision = Literal["fp16", "fp32"]

@@ -10,9 +10,9 @@ from typing import Any, NoReturn
 import torch
 
 from sdort.errors import UsageError
-from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.torch.tensor_binding import torch_dtype
 from sdort.integrations.torch.tensor_session import TensorSession
+from sdort.providers.runtime_options import LoadOptions
 
 Reload = Callable[[], torch.nn.Module]
 """Makes a module again, in another process too."""

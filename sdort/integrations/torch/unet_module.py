@@ -15,7 +15,6 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 from sdort.errors import UsageError
 from sdort.exporter.component_configs import class_defaults
 from sdort.families.unet import UNET
-from sdort.generation.typed_options import LoadOptions
 from sdort.integrations.torch.graph_module import (
     GraphModule,
     Reload,
@@ -31,6 +30,7 @@ from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.integrations.torch.unet_adapters import AdapterMethods, UnetAdapters
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.onnx_io.component_file import read_component
+from sdort.providers.runtime_options import LoadOptions
 from sdort.workload.residuals import residual_inputs
 
 if TYPE_CHECKING:
