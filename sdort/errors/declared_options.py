@@ -165,14 +165,16 @@ def made_of(owner: type[T], given: Mapping[str, Any], **more: Any) -> T:
         given: option -> value; other names are left to others.
         more: fields that are no options.
     """
-    options = {name: each for name, each in declared(owner).items() if given.get(name) is not None}
+    kind: type = owner
+    options = {name: each for name, each in declared(kind).items() if given.get(name) is not None}
     values = {name: Path(given[name]) if each.is_path else given[name] for name, each in options.items()}
     return owner(**values, **more)
 
 
 def command_words(options: Any) -> list[object]:
     """The options of a dataclass that differ from their defaults, as words of the command line."""
-    values = {each: getattr(options, name) for name, each in declared(type(options)).items() if each.help}
+    kind: type = type(options)
+    values = {each: getattr(options, name) for name, each in declared(kind).items() if each.help}
     return [word for each, value in values.items() if value != each.default for word in _words(each, value)]
 
 
