@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[2]
 README, INDEX = ROOT / "README.md", ROOT / "docs" / "index.md"
 PAGES = [
     README,
+    ROOT / "CONTRIBUTING.md",
+    ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "custom_ops").glob("*.md")),
     ROOT / "sdort" / "demo" / "model" / "README.md",
