@@ -19,10 +19,10 @@ from functools import partial
 import torch
 
 from sdort.errors import SdortError
+from sdort.families.timestep_shapes import timestep_shape
+from sdort.families.unet import UNET
 from sdort.integrations.torch import GraphUNet, load_unet
 from sdort.integrations.torch.tensor_binding import Tensors, torch_dtype
-from sdort.model.signature import timestep_shape
-from sdort.runtime.step_split import TIMESTEP
 
 
 def feeds_of(unet: GraphUNet, batch: int, side: int) -> dict[str, torch.Tensor]:
@@ -31,14 +31,16 @@ def feeds_of(unet: GraphUNet, batch: int, side: int) -> dict[str, torch.Tensor]:
     known = {"batch": batch, "height": side, "width": side}
     for name, spec in inputs.items():
         shape = [batch, *(size if isinstance(size, int) else None for size in spec.shape[1:])]
-        if name == TIMESTEP:
+        if name == UNET.roles.timestep:
             shape = list(timestep_shape(inputs, batch))
         elif name == "sample":
             shape[2:] = [known["height"], known["width"]]
         elif name == "encoder_hidden_states":
             shape[1] = 77
         values = torch.randn([size or 1 for size in shape], device=unet.device)
-        found[name] = values.to(torch_dtype(spec.dtype)) if name != TIMESTEP else torch.full_like(values, 500.0)
+        found[name] = (
+            values.to(torch_dtype(spec.dtype)) if name != UNET.roles.timestep else torch.full_like(values, 500.0)
+        )
     return found
 
 
@@ -58,7 +60,7 @@ def calls_of(unet: GraphUNet, feeds: Tensors) -> dict[str, Callable[[], object]]
             graph_of_step.bind_input(bound, name, value)
     for name, value in outputs.items():
         graph_of_step.bind_output(bound, name, value)
-    others = ("sample", TIMESTEP, "encoder_hidden_states")
+    others = ("sample", UNET.roles.timestep, "encoder_hidden_states")
     added = {name: value for name, value in feeds.items() if name not in others}
 
     def graph(_alive: object = (values, made, rows, outputs)) -> None:  # their addresses are bound

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from sdort.benchmark.digits import digits, time_ratio
 from sdort.benchmark.labels import contender_label, varying_case
 from sdort.benchmark.rows import Row
+from sdort.families.known_families import DENOISERS
 from sdort.tables import counted
 from sdort.workload.cases import WHOLE_PIPELINE
 
@@ -36,7 +37,7 @@ def by_contender(chosen: Sequence[Row], rows: Sequence[Row]) -> list[tuple[str, 
 
 def headline_rows(rows: Sequence[Row]) -> list[Row]:
     """The UNet's and the pipeline's rows at the first batch and size; every component's where neither was measured."""
-    chosen = [row for name in ("unet", WHOLE_PIPELINE) for row in rows if row.component == name] or list(rows)
+    chosen = [row for name in (*DENOISERS, WHOLE_PIPELINE) for row in rows if row.component == name] or list(rows)
     first: dict[tuple[str, str], Row] = {}
     for row in chosen:
         first.setdefault((contender_label(row, rows), row.component), row)
@@ -100,7 +101,8 @@ def subject(row: Row) -> str:
     if row.component == WHOLE_PIPELINE:
         image = "an image" if row.batch_size == 1 else f"a batch of {row.batch_size} images"
         return f"{image} of {counted(row.steps or 0, 'step')}"
-    return "a UNet step" if row.component == "unet" else f"the {row.component.replace('_', ' ')}"
+    denoiser = DENOISERS.get(row.component)
+    return f"a {denoiser.title} step" if denoiser else f"the {row.component.replace('_', ' ')}"
 
 
 def outputs(rows: Sequence[Row]) -> str:

@@ -19,6 +19,7 @@ from sdort.console import to_json
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx
 from sdort.errors import ProviderError, SdortError
+from sdort.families.known_families import DENOISERS
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.model.component_names import DECODER
 from sdort.operators import load_operators
@@ -148,7 +149,7 @@ def parse_task(task: Mapping[str, Any]) -> tuple[Case, Provider, RuntimeOptions]
     return Case(**task["case"]), find_provider(task["provider"]), RuntimeOptions(**task["options"])
 
 
-PLOTTED = ("unet", DECODER)
+PLOTTED = (*DENOISERS, DECODER)
 """Components whose time counts."""
 
 

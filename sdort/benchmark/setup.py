@@ -16,11 +16,12 @@ from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, open_
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import BATCH_SIZE, REPEAT, STEPS, WARMUP, check_fields, check_sizes, size_words
+from sdort.families.known_families import DENOISERS
 from sdort.generation.images import Generated
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.references import Reference, compute_reference, generate_images
-from sdort.workload.cases import Case, cases
+from sdort.workload.cases import WHOLE_PIPELINE, Case, cases
 
 TORCH_ENGINES = ("torch", "torch-compile")
 ENGINES = ("onnxruntime", *TORCH_ENGINES)
@@ -84,7 +85,7 @@ def plan_cases(path: Path, components: Sequence[str], engines: Sequence[Engine],
 
 def _guided(case: Case, engines: Sequence[Engine]) -> Case:
     """A static UNet is exported for guidance, with two samples an image; it takes no other batch."""
-    if case.component == "unet" and all(engine.static_batch("unet") == 2 * case.batch for engine in engines):
+    if case.component in DENOISERS and all(engine.static_batch(case.component) == 2 * case.batch for engine in engines):
         return replace(case, batch=2 * case.batch)
     return case
 
@@ -161,7 +162,7 @@ def _torch_dtype(path: Path, options: BenchOptions, provider: Provider) -> str:
     """
     if not provider.on_gpu:
         return "float32"
-    return OnnxEngine(path, provider, options.runtime).dtype("unet") if holds_onnx(path) else "float16"
+    return OnnxEngine(path, provider, options.runtime).dtype(WHOLE_PIPELINE) if holds_onnx(path) else "float16"
 
 
 def choose_components(engines: Sequence[Engine], chosen: Sequence[str]) -> list[str]:

@@ -275,12 +275,12 @@ def _next(report: OptimizeReport) -> str:
     A pipeline for another machine is compared with its original, which works on any.
     """
     from sdort.engines.default_prompts import short_prompt
-    from sdort.model.component_names import DECODER
+    from sdort.families.known_families import family_of
     from sdort.optimizer.provider_choice import runs_here
     from sdort.pipelines.configs import INDEX
 
     out = Path(report.out)
-    if not (out / INDEX).is_file() or not {"text_encoder", "unet", DECODER} <= set(report.components):
+    if not (out / INDEX).is_file() or not set(family_of(report.components).needed) <= set(report.components):
         return shlex.join(["sdort", "inspect", "--diff", report.source, report.out])
     if not runs_here(report.provider):
         return shlex.join(["sdort", "verify", report.out])

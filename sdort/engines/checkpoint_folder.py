@@ -19,6 +19,8 @@ from sdort.exporter.replacements import MadeWith
 from sdort.exporter.signatures import LIBRARIES, VAES
 from sdort.exporter.source import Source, component_config, entry_of
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.known_families import TEXT_ENCODERS, TOKENIZERS
+from sdort.families.unet import UNET
 from sdort.machine.disk import PlannedWrite, plan_writes
 from sdort.machine.file_digest import file_digest
 from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
@@ -34,8 +36,8 @@ from sdort.tables import size_text
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors", "transformers": "model.safetensors"}
 _LOADED = (".json", ".txt", ".safetensors")
 _PARTS = (*ADAPTED, "vae")
-_ASKED = ("unet", "vae", "text_encoder", "tokenizer", "scheduler", "feature_extractor", "safety_checker")
-_ASKED_XL = ("unet", "vae", "text_encoder", "text_encoder_2", "tokenizer", "tokenizer_2", "scheduler")
+_ASKED = (UNET.component, "vae", "text_encoder", "tokenizer", "scheduler", "feature_extractor", "safety_checker")
+_ASKED_XL = (UNET.component, "vae", *TEXT_ENCODERS[:2], *TOKENIZERS[:2], "scheduler")
 """Parts that diffusers asks for and that a source may lack, of Stable Diffusion and of XL."""
 
 Tensors = Mapping[str, Mapping[str, Weight]]

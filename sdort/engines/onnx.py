@@ -47,17 +47,17 @@ class OnnxEngine:
 
     def _from_noise(self) -> bool:
         """Whether the UNet takes latent noise alone; an inpainting UNet takes more channels."""
-        channels = static_size(self._shape("unet", "sample"), 1)
-        return channels in (None, self.folder.vae.get("latent_channels", 4))
+        channels = static_size(self._shape(self.folder.denoiser, self.folder.family.denoiser.roles.sample), 1)
+        return channels in (None, self.folder.vae.get("latent_channels", self.folder.family.latents.channels))
 
     @property
     def factor(self) -> int:
         return self.folder.vae_factor
 
     def default_size(self) -> tuple[int, int]:
-        if "unet" not in self.folder.models:
+        if self.folder.denoiser not in self.folder.models:
             return self.folder.default_size
-        sample = self._shape("unet", "sample")
+        sample = self._shape(self.folder.denoiser, self.folder.family.denoiser.roles.sample)
         height, width = (
             (static_size(sample, axis) or 0) * self.folder.vae_factor or side
             for axis, side in enumerate(self.folder.default_size, 2)
@@ -65,7 +65,7 @@ class OnnxEngine:
         return height, width
 
     def dtype(self, component: str) -> str:
-        name = "unet" if component == WHOLE_PIPELINE else component
+        name = self.folder.denoiser if component == WHOLE_PIPELINE else component
         file = self.folder.file(name)
         return "bfloat16" if self.provider.bf16 and made_for_bf16(file.path) else file.dtype
 

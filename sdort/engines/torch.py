@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,9 +14,13 @@ from sdort.engines.engine import Runner, case_request
 from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
 from sdort.errors.plain_text import library_reason
-from sdort.exporter.component_configs import DOWNLOAD_AGAIN
+from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults
 from sdort.exporter.pipeline_parts import exported_class
+from sdort.exporter.signatures import LIBRARIES
 from sdort.exporter.source import PROCESSORS
+from sdort.families.family import Family, GraphOptions
+from sdort.families.graph_tensor import GraphTensor
+from sdort.families.known_families import DENOISERS, TEXT_ENCODERS, family_of
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine.model_folder import check_model_folder
 from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
@@ -32,9 +38,7 @@ from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
 
 # component: (attribute of the diffusers pipeline, its method)
 _MODULES = {
-    "text_encoder": ("text_encoder", "forward"),
-    "text_encoder_2": ("text_encoder_2", "forward"),
-    "unet": ("unet", "forward"),
+    **{name: (name, "forward") for name in (*TEXT_ENCODERS, *DENOISERS)},
     ENCODER: ("vae", "encode"),
     DECODER: ("vae", "decode"),
     SAFETY_CHECKER: (SAFETY_CHECKER, "forward"),
@@ -111,6 +115,8 @@ class TorchEngine:
 
         from sdort.console import quiet_libraries
 
+        if self._is_own:
+            return self._load_parts(needed)
         lacking = {name for name, entry in self.index.items() if entry == [None, None]}
         skipped = (((self._parts() | {SAFETY_CHECKER}) - needed) | lacking) & self.index.keys()
         try:
@@ -127,11 +133,35 @@ class TorchEngine:
         pipeline.set_progress_bar_config(disable=True)
         with quiet_libraries():
             pipeline = pipeline.to(self.device, getattr(torch, self._dtype))
-        if self.compiled and "unet" in needed:
-            pipeline.unet = torch.compile(pipeline.unet)
+        if self.compiled and self.denoiser in needed:
+            setattr(pipeline, self.denoiser, torch.compile(getattr(pipeline, self.denoiser)))
         if self.compiled and "vae" in needed:
             pipeline.vae.decode = torch.compile(pipeline.vae.decode)
         return pipeline
+
+    @property
+    def _is_own(self) -> bool:
+        """Whether its pipeline is a class of no library: its parts are loaded one by one."""
+        return self._family.denoiser.library not in ("diffusers", "transformers")
+
+    def _load_parts(self, needed: Set[str]) -> Any:
+        import torch
+
+        from sdort.console import quiet_libraries
+
+        parts = {}
+        for name in needed:
+            class_name = self.index[name][1]
+            model = getattr(import_module(LIBRARIES[class_name]), class_name)
+            with quiet_libraries():
+                loaded = model.from_pretrained(
+                    self.path / name,
+                    local_files_only=True,
+                    use_safetensors=True,
+                    torch_dtype=getattr(torch, self._dtype),
+                )
+            parts[name] = loaded.to(self.device).eval()
+        return SimpleNamespace(**parts)
 
     def _parts(self) -> set[str]:
         """The pipeline's parts with weights that sdort knows."""
@@ -140,10 +170,21 @@ class TorchEngine:
             del classes[SAFETY_CHECKER]
         return {name for name, class_name in classes.items() if class_name is not None}
 
+    @property
+    def _family(self) -> Family:
+        return family_of(self._parts(), lambda name: self.index[name][1])
+
+    @property
+    def denoiser(self) -> str:
+        """The name of the part that takes noise out of latents."""
+        return self._family.denoiser.component
+
     def components(self) -> list[str]:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
-        whole = self._parts() | {"text_encoder_2", SAFETY_CHECKER} == _PARTS
-        generates = whole and self.config("unet")["in_channels"] == self.config("vae")["latent_channels"]
+        family = self._family
+        whole = {*family.needed, "vae"} - {DECODER} <= self._parts() and not (family.aesthetic or self._is_own)
+        channels = family.denoiser.channels[0]
+        generates = whole and self.config(self.denoiser)[channels] == self.config("vae")["latent_channels"]
         return [*names, *([WHOLE_PIPELINE] if generates else [])]
 
     def config(self, part: str) -> dict[str, Any]:
@@ -156,7 +197,8 @@ class TorchEngine:
         return vae_factor(self.config("vae"))
 
     def default_size(self) -> tuple[int, int]:
-        return pixels_of(self.config("unet")["sample_size"], self.factor)
+        side = self.config(self.denoiser).get("sample_size") or self._family.side // self.factor
+        return pixels_of(side, self.factor, self.denoiser)
 
     def dtype(self, component: str) -> str:
         return self._dtype
@@ -181,7 +223,13 @@ class TorchEngine:
         if case.component == WHOLE_PIPELINE:
             pipeline = self.pipeline(WHOLE_PIPELINE)
             pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler)
-            return PipelineRunner(pipeline, case_request(case, steps, scheduler), (case.height, case.width), self.guard)
+            return PipelineRunner(
+                pipeline,
+                case_request(case, steps, scheduler),
+                (case.height, case.width),
+                self.guard,
+                denoiser=self._family.denoiser,
+            )
         if case.component not in self.components():
             raise UsageError(f"{self.path} has no {case.component}")
         return self.component_runner(case.component, make_feeds(case, self.inputs(case.component), self.factor))
@@ -196,7 +244,7 @@ class TorchEngine:
             module = SafetyScores(module)
         # Calling the module itself is what torch.compile replaces.
         call = module if method == "forward" else getattr(module, method)
-        return ComponentRunner(call, component, feeds, self.device, self._dtype, self.guard)
+        return ComponentRunner(call, component, feeds, self.device, self._dtype, self.guard, self._family.denoiser)
 
     def inputs(self, component: str) -> dict[str, TensorSpec]:
         """The inputs that the component's ONNX export declares."""
@@ -212,18 +260,15 @@ class TorchEngine:
             channels = config["in_channels" if component == ENCODER else "latent_channels"]
             shapes = {"sample": ("batch", channels, "height", "width")}
         else:
-            shapes = {
-                "sample": ("batch", config["in_channels"], "height", "width"),
-                "timestep": (),
-                "encoder_hidden_states": ("batch", TOKENS, config["cross_attention_dim"]),
-            }
-            if config.get("addition_embed_type") == "text_time":
-                pooled = self.config("text_encoder_2")["projection_dim"]
-                count = (config["projection_class_embeddings_input_dim"] - pooled) // config["addition_time_embed_dim"]
-                shapes |= {"text_embeds": ("batch", pooled), "time_ids": ("batch", count)}
-            if config.get("time_cond_proj_dim") is not None:
-                shapes["timestep_cond"] = ("batch", config["time_cond_proj_dim"])
+            shapes = {spec.name: spec.dims for spec in self._denoiser_inputs(config)}
         return {name: TensorSpec(name, np.dtype("float32"), shape) for name, shape in shapes.items()}
+
+    def _denoiser_inputs(self, config: Mapping[str, Any]) -> tuple[GraphTensor, ...]:
+        family = self._family
+        pooled = [each.component for each in family.encoders if family.denoiser.roles.pooled in each.conditioning]
+        width = self.config(pooled[0])["projection_dim"] if pooled else None
+        whole = {**class_defaults(family.denoiser.class_name), **config}
+        return family.denoiser.signature(whole, GraphOptions(text_embeds=width))[0]
 
     def guard(self, call: Callable[[], Any]) -> Any:
         """Run ``call`` without gradients and wait for the device; torch's errors become ours."""

@@ -9,6 +9,9 @@ import numpy as np
 
 from sdort.engines.torch_prompts import prompt_arguments
 from sdort.exporter.signatures import CONCEPTS
+from sdort.families.family import Denoiser
+from sdort.families.known_families import DENOISERS
+from sdort.families.unet import UNET
 from sdort.generation.images import Generated, to_image
 from sdort.generation.request import Request
 from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
@@ -27,6 +30,7 @@ class ComponentRunner:
         call: the module, or its method.
         feeds: inputs by the names that the ONNX export has; a 4-D one is the image.
         device, dtype: where and in which precision; timesteps and token ids keep their dtypes.
+        denoiser: of the pipeline.
     """
 
     def __init__(
@@ -37,16 +41,18 @@ class ComponentRunner:
         device: str,
         dtype: str,
         guard: RunGuard,
+        denoiser: Denoiser = UNET,
     ) -> None:
         import torch
 
         self.call = call
         self.component = component
         self.guard = guard
+        self._denoiser = denoiser
         self.arguments = {}
         for name, value in feeds.items():
             tensor = torch.from_numpy(np.asarray(value)).to(device)
-            kept = not tensor.is_floating_point() or name == "timestep"
+            kept = not tensor.is_floating_point() or name == self._denoiser.roles.timestep
             self.arguments[name] = tensor if kept else tensor.to(getattr(torch, dtype))
         self.values: Any = None
 
@@ -54,16 +60,8 @@ class ComponentRunner:
         self.values = self.guard(self._run)
 
     def _run(self) -> Any:
-        if self.component == "unet":
-            added = {name: self.arguments[name] for name in ("text_embeds", "time_ids") if name in self.arguments}
-            plain: dict[str, Any] = {}
-            for name, value in self.arguments.items():
-                group = name.partition(".")[0]
-                if group != name:  # the numbered inputs for controls, which diffusers takes from this list one by one
-                    plain.setdefault(group, []).append(value)
-                elif name not in added:
-                    plain[name] = value
-            return self.call(**plain, added_cond_kwargs=added or None, return_dict=False)
+        if self.component in DENOISERS:
+            return self.call(**self._denoiser_arguments(), return_dict=False)
         if self.component == DECODER:
             return self.call(self.arguments["sample"], return_dict=False)
         if self.component == ENCODER:
@@ -75,11 +73,25 @@ class ComponentRunner:
             return dict(zip(CONCEPTS, self.call(**self.arguments), strict=True))
         return self.call(**self.arguments, return_dict=True)
 
+    def _denoiser_arguments(self) -> dict[str, Any]:
+        renamed = self._denoiser.arguments
+        found: dict[str, Any] = {}
+        for name, value in self.arguments.items():
+            group, _, inner = renamed.get(name, "").partition(".")
+            numbered = name.partition(".")[0]
+            if inner:
+                found.setdefault(group, {})[inner] = value
+            elif numbered != name:  # inputs for controls, which diffusers takes from this list one by one
+                found.setdefault(numbered, []).append(value)
+            else:
+                found[group or name] = value
+        return found
+
     def result(self) -> dict[str, Array]:
         """Named as the exports name them."""
         values = self.values
-        if self.component == "unet":
-            named = {"out_sample": values[0]}
+        if self.component in DENOISERS:
+            named = {self._denoiser.output: values[0]}
         elif self.component == DECODER:
             named = {"sample": values[0]}
         elif self.component in (ENCODER, SAFETY_CHECKER):
@@ -103,8 +115,10 @@ class PipelineRunner:
         size: tuple[int, int],
         guard: RunGuard,
         context: TensorSpec | None = None,
+        denoiser: Denoiser = UNET,
     ) -> None:
         self.pipeline = pipeline
+        self.denoiser = denoiser
         self.request = request
         self.size = size
         self.guard = guard
@@ -125,7 +139,8 @@ class PipelineRunner:
             return self._from_image(request.init_image.picture, generators)
         latent = (height // pipeline.vae_scale_factor, width // pipeline.vae_scale_factor)
         # Sampled in fp32 and rounded: torch's fp16 noise of a seed is other noise.
-        shape = (request.num_images, pipeline.unet.config.in_channels, *latent)
+        denoiser = getattr(pipeline, self.denoiser.component)
+        shape = (request.num_images, denoiser.config[self.denoiser.channels[0]], *latent)
         noise = randn_tensor(shape, generator=generators, dtype=torch.float32)
         return pipeline(
             **prompt_arguments(pipeline, request, self.context),
@@ -134,7 +149,7 @@ class PipelineRunner:
             height=height,
             width=width,
             num_images_per_prompt=request.num_images,
-            latents=noise.to(pipeline.device, pipeline.unet.dtype),
+            latents=noise.to(pipeline.device, denoiser.dtype),
             generator=generators,
             output_type="np",
         ).images

@@ -31,7 +31,7 @@ def nearest_name(name: str, known: Iterable[str], likeness: float = 0.6) -> str 
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """``Did you mean 'unet'? ``, to begin a hint with; empty where no known name is like it."""
+    """``Did you mean 'vae_decoder'? ``, to begin a hint with; empty where no known name is like it."""
     nearest = nearest_name(name, known)
     return f"Did you mean {nearest!r}? " if nearest else ""
 

@@ -39,6 +39,7 @@ from sdort.exporter.source import (
 )
 from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.known_families import DENOISERS
 from sdort.machine.disk import WritePlan
 from sdort.machine.optional_packages import TRACING, need_packages
 from sdort.model.component_names import CONTROLNET, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
@@ -159,7 +160,7 @@ def _components(source: Source, request: ExportRequest, cache: TraceCache) -> li
         source, request.components, cache, control=request.control, safety_checker=request.safety_checker
     )
     for option, given in (("--control", request.control), ("--ip-adapter", request.ip_adapters.adapters)):
-        if given and all(component.name != "unet" for component in components):
+        if given and all(component.name not in DENOISERS for component in components):
             raise UsageError(f"{option} is for a UNet, which is not among what is exported", hint="Leave it out.")
     check_processors(source)
     return _at_static_size(source, components, request.static, cache) if request.static else components
@@ -298,7 +299,7 @@ def _tell_growth(name: str, components: list[ComponentSpec], adaptation: Adaptat
     stored = sum(leaf.nbytes for leaf in leaves)
     written = 4 * sum(math.prod(leaf.shape) for leaf in leaves)
     if stored < _SAME_SIZE * written:
-        drawn = "unet" in tensors  # a ControlNet or a VAE alone is exported first
+        drawn = not DENOISERS.keys().isdisjoint(tensors)  # a ControlNet or a VAE alone is exported first
         say(
             f"{name} has {size_text(stored)} of weights, and the export has them in fp32: {size_text(written)}"
             + (". sdort run takes the checkpoint itself, without such a copy" if drawn else "")
@@ -432,7 +433,7 @@ def _at_static_size(
     # Classifier-free guidance runs every latent with and without the prompt, in one batch.
     guided = sizes | {"batch_size": 2 * size.batch}
     one = sizes | {"batch_size": 1}
-    per_component = {"unet": guided, CONTROLNET: guided, IMAGE_ENCODER: one, SAFETY_CHECKER: one}
+    per_component = {**dict.fromkeys(DENOISERS, guided), CONTROLNET: guided, IMAGE_ENCODER: one, SAFETY_CHECKER: one}
     return [at_size(component, per_component.get(component.name, sizes)) for component in components]
 
 

@@ -11,12 +11,12 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sdort.families.known_families import FAMILIES
 from sdort.machine.optional_packages import need_packages
 
 # Arguments of the architectures that do not change the graph. Whatever is not listed is taken to change it.
 _NO_EFFECT = {
-    # upcast_attention: scaled_dot_product_attention, which is traced, has no such option.
-    "UNet2DConditionModel": {"sample_size", "dropout", "upcast_attention"},
+    **{each.denoiser.class_name: set(each.denoiser.without_effect) for each in FAMILIES.values()},
     "AutoencoderKL": {
         "sample_size",
         "scaling_factor",
@@ -54,6 +54,7 @@ _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = _NO_EF
     "transformers_version",
 }
 
+_LIBRARIES = {each.denoiser.class_name: each.denoiser.library for each in FAMILIES.values()}
 
 DOWNLOAD_AGAIN = "Copy or download it again."
 """What to do where a file of a checkpoint is broken."""
@@ -82,10 +83,10 @@ def class_defaults(class_name: str) -> dict[str, Any]:
         defaults = _public(CLIPVisionConfig())
     else:
         import inspect
+        from importlib import import_module
 
-        import diffusers
-
-        parameters = inspect.signature(getattr(diffusers, class_name).__init__).parameters.values()
+        module = import_module(_LIBRARIES.get(class_name, "diffusers"))
+        parameters = inspect.signature(getattr(module, class_name).__init__).parameters.values()
         defaults = {
             parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty
         }

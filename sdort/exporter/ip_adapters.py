@@ -11,6 +11,7 @@ from typing import Any
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.source import AppliedIpAdapter, Source, entry_of
+from sdort.families.unet import UNET
 from sdort.machine.file_digest import file_digest
 from sdort.model.component_names import IMAGE_ENCODER, PLUS
 from sdort.model.weights import Weight
@@ -56,10 +57,10 @@ def add_ip_adapters(
         if files.encoder:
             raise UsageError("--image-encoder means nothing without --ip-adapter", hint="Give both, or neither.")
         return source
-    if not entry_of(source.index, "unet"):
+    if not entry_of(source.index, UNET.component):
         raise UsageError(f"--ip-adapter is for a UNet, which {source.name} does not have", hint="Leave it out.")
     adapters = [read_ip_adapter(path) for path in files.adapters]
-    unet = source.read_tensors("unet", "unet", variant, allow_pickle)
+    unet = source.read_tensors(UNET.component, UNET.component, variant, allow_pickle)
     _refuse_refiner(source, unet)
     added = attention_tensors(adapters, unet, source.name)
     encoder = _find_encoder(source, files, adapters)
@@ -69,7 +70,7 @@ def add_ip_adapters(
         source,
         index={**source.index, IMAGE_ENCODER: ["transformers", "CLIPVisionModelWithProjection"]},
         parts={**source.parts, IMAGE_ENCODER: folder / IMAGE_ENCODER},
-        tensors={**source.tensors, "unet": {**unet, **added}, IMAGE_ENCODER: _tensors(encoder, adapters)},
+        tensors={**source.tensors, UNET.component: {**unet, **added}, IMAGE_ENCODER: _tensors(encoder, adapters)},
         ip_adapters=tuple(_applied(adapter) for adapter in adapters),
     )
 

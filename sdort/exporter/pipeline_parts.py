@@ -11,6 +11,8 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES
+from sdort.families.family import Denoiser
+from sdort.families.known_families import DENOISER_CLASSES, TEXT_ENCODERS
 from sdort.families.unet import EDITING, INPAINTING
 from sdort.model.component_names import IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.pipelines.file_kind import EXPORTED
@@ -19,9 +21,9 @@ from sdort.pipelines.weight_names import unet_variant
 VISION = "CLIPVisionModelWithProjection"
 
 _CLASSES: Mapping[str, tuple[str, ...]] = {
-    "unet": ("UNet2DConditionModel",),
+    **{name: tuple(sorted(classes)) for name, classes in DENOISER_CLASSES.items()},
     "vae": VAES,
-    **dict.fromkeys(("text_encoder", "text_encoder_2"), ("CLIPTextModel", "CLIPTextModelWithProjection")),
+    **dict.fromkeys(TEXT_ENCODERS, ("CLIPTextModel", "CLIPTextModelWithProjection")),
     "controlnet": ("ControlNetModel",),
     "adapter": ("T2IAdapter",),
     IMAGE_ENCODER: (VISION,),
@@ -71,7 +73,7 @@ def check_parts(index: Mapping[str, Any], name: str) -> None:
 
 def _known(part: str, parts: Mapping[str, str]) -> bool:
     """Whether a part is exported, or left out by rule."""
-    if part == IMAGE_ENCODER and not any(name in parts for name in ("text_encoder", "text_encoder_2")):
+    if part == IMAGE_ENCODER and not any(name in parts for name in TEXT_ENCODERS):
         return False
     return part == SAFETY_CHECKER or exported_class(part, parts[part])
 
@@ -89,28 +91,32 @@ def model_parts(index: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, class_name
 
 
-def check_channels(index: Mapping[str, Any], unet: Mapping[str, Any], vae: Mapping[str, Any] | None) -> None:
+def check_channels(
+    index: Mapping[str, Any], denoiser: Denoiser, unet: Mapping[str, Any], vae: Mapping[str, Any] | None
+) -> None:
     """Refuse a pipeline whose UNet takes or makes other channels than text to image, inpainting and InstructPix2Pix do.
 
     Args:
         index: the pipeline's ``model_index.json``.
-        unet: the UNet's config.
+        denoiser: of its family.
+        unet: the denoiser's config.
         vae: the VAE's; None for a pipeline without one.
 
     Raises:
         BadModelError: it does.
     """
-    inputs, outputs, pipeline = unet["in_channels"], unet["out_channels"], str(index.get("_class_name"))
+    (inputs, outputs), pipeline = (unet[key] for key in denoiser.channels), str(index.get("_class_name"))
     variant = unet_variant(inputs, outputs)
     if variant not in (None, INPAINTING) and not (variant == EDITING and "InstructPix2Pix" in pipeline):
         raise BadModelError(
-            f"the UNet of a {pipeline} takes {inputs} channels and makes {outputs}, which sdort does not export",
-            component="unet",
+            f"the {denoiser.title} of a {pipeline} takes {inputs} channels and makes {outputs}, which sdort does not "
+            "export",
+            component=denoiser.component,
             hint=EXPORTED,
         )
     if vae and outputs != vae["latent_channels"]:
         raise BadModelError(
             f"it makes {outputs} channels, and the VAE decodes latents of {vae['latent_channels']}",
-            component="unet",
+            component=denoiser.component,
             hint="The two are not of one pipeline, or of a kind that sdort does not export.",
         )

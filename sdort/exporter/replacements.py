@@ -17,7 +17,7 @@ from sdort.exporter.checkpoint import ANY_VARIANT
 from sdort.exporter.source import Source, entry_of
 from sdort.exporter.vae_parts import VaePart, read_vae
 from sdort.model.component_names import DECODER
-from sdort.pipelines.config_schemas import UNET, component_schema
+from sdort.pipelines.config_schemas import component_schema
 from sdort.pipelines.configs import optional_config, write_json
 from sdort.pipelines.folder import read_scheduler_config
 from sdort.pipelines.origin import ORIGIN, has_mark, origin_mark
@@ -148,7 +148,7 @@ def _with_scheduler(source: Source, replaced: Replacements, folder: Path) -> Sou
 def _with_vae(source: Source, path: Path, folder: Path) -> Source:
     if not path.exists():
         raise UsageError(f"--vae {path} does not exist")
-    if not entry_of(source.index, "unet"):
+    if not source.denoiser:
         raise UsageError(f"{source.name} has no UNet, whose VAE could be replaced")
     own = optional_config(source.part("vae") / "config.json", component_schema("vae"))
     target = folder / "other"
@@ -163,8 +163,14 @@ def _with_vae(source: Source, path: Path, folder: Path) -> Source:
     )
 
 
+def _denoiser_config(source: Source) -> dict[str, Any]:
+    assert source.denoiser is not None
+    name = source.denoiser.component
+    return optional_config(source.part(name) / "config.json", component_schema(name))
+
+
 def _check_fit(source: Source, vae: VaePart, path: Path, usual: Any) -> None:
-    unet = optional_config(source.part("unet") / "config.json", UNET)
+    unet = _denoiser_config(source)
     has, wants = vae.config.get("latent_channels"), unet.get("out_channels")
     if has != wants:
         raise BadModelError(

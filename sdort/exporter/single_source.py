@@ -12,7 +12,7 @@ from sdort.exporter.checkpoint import has_weights
 from sdort.exporter.replacements import Replacements
 from sdort.exporter.source import LONE, Source, entry_of, read_source
 from sdort.exporter.vae_parts import read_vae
-from sdort.families import sd1
+from sdort.families.data import sd1
 from sdort.model.component_names import SAFETY_CHECKER
 from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
 from sdort.pipelines.checkpoints.control_file import read_control_file

@@ -17,6 +17,8 @@ from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, nor
 from sdort.exporter.pipeline_parts import check_channels, check_parts, exported_class
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.family import PENULTIMATE, Denoiser, Family
+from sdort.families.known_families import TOKENIZERS, family_of, family_of_class
 from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import CONTROLS, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.weights import Weight
@@ -26,7 +28,7 @@ from sdort.pipelines.configs import INDEX, check_processor, read_config
 from sdort.pipelines.file_kind import EXPORTED
 from sdort.pipelines.folder import read_scheduler_config
 from sdort.pipelines.scheduler_names import noise_process
-from sdort.pipelines.tokenizer_files import TABLES, TOKENIZERS, check_tokenizer
+from sdort.pipelines.tokenizer_files import TABLES, check_tokenizer
 from sdort.pipelines.wrong_input import no_diffusers_pipeline
 
 LONE = {"ControlNetModel": "controlnet", "T2IAdapter": "adapter"}
@@ -34,7 +36,7 @@ LONE = {"ControlNetModel": "controlnet", "T2IAdapter": "adapter"}
 
 # Folders of a pipeline that are copied as they are.
 _EXTRACTOR = "feature_extractor"
-PROCESSORS = ("scheduler", "tokenizer", "tokenizer_2", _EXTRACTOR)
+PROCESSORS = ("scheduler", *TOKENIZERS, _EXTRACTOR)
 _TEXT_FILES = (".json", ".txt", ".jinja")
 """Ends of the names of their files."""
 
@@ -79,6 +81,18 @@ class Source:
     def origin(self) -> Path:
         """The file or folder that the user named, or that was downloaded or made in its place."""
         return self.file or self.folder
+
+    @property
+    def family(self) -> Family:
+        """Its family, by the components that the index names."""
+        named = {name: entry[1] for name in self.index if (entry := entry_of(self.index, name))}
+        return family_of(named, named.get)
+
+    @property
+    def denoiser(self) -> Denoiser | None:
+        """Its denoiser; None for a source without one."""
+        denoiser = self.family.denoiser
+        return denoiser if entry_of(self.index, denoiser.component) else None
 
     def part(self, name: str) -> Path:
         """The folder of a component or processor."""
@@ -181,11 +195,11 @@ def select_components(
     if unknown:
         raise UsageError(f"{source.name} has no {', '.join(unknown)}; it has {', '.join(classes)}")
     configs = {name: component_config(source, name, cache) for name in classes}
-    if "unet" in configs and (not names or "unet" in names):
-        check_channels(source.index, configs["unet"], configs.get(DECODER))
-    second = configs.get("text_encoder_2", {})
-    # SDXL's, also of a pipeline that somebody else wrote.
-    is_xl = bool(second) or str(source.index.get("_class_name")).startswith("StableDiffusionXL")
+    family = source.family
+    denoiser = family.denoiser
+    if denoiser.component in configs and (not names or denoiser.component in names):
+        check_channels(source.index, denoiser, configs[denoiser.component], configs.get(DECODER))
+    pooled = next((each.component for each in family.encoders if family.denoiser.roles.pooled in each.conditioning), "")
     # A pipeline that has a ControlNet of its own is of no use without these inputs.
     control = control or any(name in classes for name in CONTROLS)
     return [
@@ -193,14 +207,21 @@ def select_components(
             name,
             class_name,
             normalise(class_name, configs[name], cache.defaults(class_name, class_defaults)),
-            hidden_states=is_xl,
-            text_embeds=second.get("projection_dim"),
+            hidden_states=_needs_hidden_states(source),
+            text_embeds=configs.get(pooled, {}).get("projection_dim"),
             control=control,
             image_tokens=[adapter.tokens for adapter in source.ip_adapters],
         )
         for name, class_name in classes.items()
         if not names or name in names
     ]
+
+
+def _needs_hidden_states(source: Source) -> bool:
+    """Whether the states of all layers of text encoders condition; by its class too, of a pipeline in parts."""
+    families = source.family, family_of_class(str(source.index.get("_class_name")))
+    encoders = [encoder for family in families if family for encoder in family.encoders]
+    return any(PENULTIMATE in encoder.conditioning.values() for encoder in encoders)
 
 
 def _left_out(source: Source, names: Collection[str], *, safety_checker: bool) -> set[str]:
@@ -248,7 +269,7 @@ def component_config(source: Source, name: str, cache: TraceCache) -> dict[str, 
         raise
     if name == SAFETY_CHECKER:  # it is saved as a whole CLIP model
         config = vision_settings(config)
-    if missing := [key for key in REQUIRED[class_name] if key not in config]:
+    if missing := [key for key in REQUIRED.get(class_name, ()) if key not in config]:
         raise BadModelError(f"the config {path} has no {missing[0]}", component=name, hint=DOWNLOAD_AGAIN)
     # Where somebody's checkpoint once lay is nobody's business.
     config.pop("_name_or_path", None)

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any
 
-import diffusers
 import torch
 import transformers
 
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.exporter.signatures import CONCEPTS, ComponentSpec
+from sdort.exporter.signatures import CONCEPTS, LIBRARIES, ComponentSpec
+from sdort.families.known_families import find_denoiser
+from sdort.families.unet import UNET
 from sdort.families.unet_signature import INTRABLOCK_INPUTS
 from sdort.model.component_names import (
     CLIP_SKIP,
@@ -52,14 +54,15 @@ class _TextEncoder(torch.nn.Module):  # type: ignore[misc]
         return tuple(known[name] for name in self.outputs)
 
 
-class _UNet(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self, model: Any, inputs: list[str]) -> None:
+class _Denoiser(torch.nn.Module):  # type: ignore[misc]
+    def __init__(self, model: Any, inputs: list[str], arguments: Mapping[str, str]) -> None:
         super().__init__()
+        self.arguments = arguments
         self.model = model
         self.inputs = inputs
 
     def forward(self, *tensors: Any) -> Any:
-        inputs = _keywords(self.inputs, tensors)
+        inputs = _keywords(self.inputs, tensors, self.arguments)
         # diffusers takes what it has used from the front of this one.
         if INTRABLOCK_INPUTS in inputs:
             inputs[INTRABLOCK_INPUTS] = list(inputs[INTRABLOCK_INPUTS])
@@ -159,7 +162,7 @@ class _ControlNet(torch.nn.Module):  # type: ignore[misc]
         self.pooled = pooled
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        inputs = _keywords(self.inputs, tensors)
+        inputs = _keywords(self.inputs, tensors, UNET.arguments)
         scales = inputs.pop("conditioning_scale")
         down, mid = self.model(**inputs, return_dict=False)
         outputs = [output * scales[index] for index, output in enumerate([*down, mid])]
@@ -170,17 +173,22 @@ class _ControlNet(torch.nn.Module):  # type: ignore[misc]
         return output.mean(dim=(2, 3), keepdim=True).expand_as(output)
 
 
-def _keywords(names: list[str], tensors: tuple[Any, ...]) -> dict[str, Any]:
-    """The arguments of a UNet's or ControlNet's forward; inputs with a number after a dot are one tuple."""
+def _keywords(names: list[str], tensors: tuple[Any, ...], arguments_of: Mapping[str, str]) -> dict[str, Any]:
+    """The arguments of a denoiser's or ControlNet's forward; inputs with a number after a dot are one tuple.
+
+    Args:
+        arguments_of: :attr:`sdort.families.family.Denoiser.arguments`.
+    """
     arguments: dict[str, Any] = {}
     for name, tensor in zip(names, tensors, strict=True):
-        if name in ("text_embeds", "time_ids"):
-            arguments.setdefault("added_cond_kwargs", {})[name] = tensor
+        group, _, inner = arguments_of.get(name, "").partition(".")
+        if inner:
+            arguments.setdefault(group, {})[inner] = tensor
         elif "." in name:
             group = name.partition(".")[0]
             arguments[group] = (*arguments.get(group, ()), tensor)
         else:
-            arguments[name] = tensor
+            arguments[group or name] = tensor
     return arguments
 
 
@@ -232,8 +240,8 @@ def build_module(component: ComponentSpec) -> Any:
             ) from error
     model.eval().requires_grad_(False)
     _restore_buffers(component, model)
-    if component.name == "unet":
-        return _UNet(model, [spec.name for spec in component.inputs])
+    if denoiser := find_denoiser(component.name, component.class_name):
+        return _Denoiser(model, [spec.name for spec in component.inputs], denoiser.arguments)
     if component.name == CONTROLNET:
         pooled = bool(component.config["global_pool_conditions"])
         return _ControlNet(model, [spec.name for spec in component.inputs], pooled)
@@ -275,7 +283,8 @@ def _construct(component: ComponentSpec) -> Any:
         return _safety_checker(component.config)
     # The wrapper takes the means, after the scales.
     unpooled = {"global_pool_conditions": False} if component.name == CONTROLNET else {}
-    model = getattr(diffusers, component.class_name)(**{**component.config, **unpooled})
+    library = import_module(LIBRARIES[component.class_name])
+    model = getattr(library, component.class_name)(**{**component.config, **unpooled})
     images = sum(spec.name.startswith(f"{IMAGE_TOKENS}.") for spec in component.inputs)
     if images:
         _attend_to_images(model, images)

@@ -23,6 +23,7 @@ from sdort.exporter.casts import concrete_casts
 from sdort.exporter.signatures import ComponentSpec, evaluate_dim
 from sdort.exporter.template import Trace
 from sdort.families.graph_tensor import GraphDim, GraphTensor
+from sdort.families.known_families import DENOISERS
 from sdort.machine.version import __version__
 from sdort.model.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
 from sdort.model.vae_levels import vae_factor
@@ -76,7 +77,7 @@ def _export(component: ComponentSpec, module: Any, opset: int) -> Any:
     sizes = _example_sizes(component)
     examples = tuple(_example(spec, sizes) for spec in component.inputs)
     # Traced by hand: torch.onnx.export would ask for dims that it may specialise, and retry in a slower mode.
-    if component.name in ("unet", CONTROLNET):
+    if component.name in (*DENOISERS, CONTROLNET):
         dims = (dims,)  # type: ignore[assignment]  # their forward takes *tensors
     traced = torch.export.export(module, examples, dynamic_shapes=dims, strict=False)
     return torch.onnx.export(

@@ -35,7 +35,7 @@ FORMAT = 4
 SOURCES: Mapping[str, Mapping[str, Collection[str]]] = {
     "diffusers": {"pipelines": (), "modular_pipelines": ()},
     "transformers": {"models": ("auto", "clip")},
-    "sdort": {"": ("exporter", "model", "onnx_io", "operators", "passes", "rewrite")},
+    "sdort": {"": ("exporter", "families", "model", "onnx_io", "operators", "passes", "rewrite")},
 }
 """Packages whose sources a trace passes through -> as ``only`` of :func:`read_sources`: not other models' sources."""
 
@@ -112,7 +112,7 @@ class TraceCache:
 
     def defaults(self, class_name: str, compute: Callable[[str], dict[str, Any]]) -> dict[str, Any]:
         """``compute(class_name)``, remembered per state of the library, which then need not be imported."""
-        library = LIBRARIES[class_name]
+        library = LIBRARIES[class_name].partition(".")[0]
         sources = {name: self.sources[name].digest for name in (library, "sdort")}
         key = {"format": FORMAT, "class": class_name, "python": platform.python_version_tuple()[:2], "sources": sources}
         known: Any = self._defaults.load_json(class_name, key)

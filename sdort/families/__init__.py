@@ -1,1 +1,1 @@
-"""Families of pipelines, one file each: data, which all other folders read."""
+"""Families of pipelines: data, which all other folders read."""

@@ -77,7 +77,14 @@ class Denoiser:
     """The inputs and outputs of its graph, by its config."""
     counts: Callable[[Config], Counter[str]]
     """The operators that its config promises: :func:`sdort.optimizer.architecture.architecture`."""
+    output: str = "out_sample"
+    """The name of its graph's output: the noise, or what it predicts in its place."""
     library: str = "diffusers"
+    """The module that has its class."""
+    channels: tuple[str, str] = ("in_channels", "out_channels")
+    """Entries of its config: channels of the latents that it takes, and of its output."""
+    without_effect: frozenset[str] = frozenset()
+    """Arguments of the class that do not change the graph."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Inputs that its torch module takes under another name, or in a dictionary: ``DICTIONARY.NAME``."""
     adapter_prefixes: tuple[str, ...] = ()
@@ -117,6 +124,8 @@ class Latents:
 
     scaling_factor: float
     """Their scale, where no config says."""
+    shift: float = 0.0
+    """Their mean, where no config says."""
     channels: int = 4
     pixels: int = 8
     """Pixels a latent along each side."""

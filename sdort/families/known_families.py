@@ -1,4 +1,4 @@
-"""The families that there are: every module of this folder that has a ``FAMILY``."""
+"""The families that there are: those of the modules in ``data``; and look-ups over all of them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from importlib import import_module
 from pkgutil import iter_modules
 
-from sdort import families
+from sdort.families import data
 from sdort.families.family import Denoiser, Family, Roles
 from sdort.model.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 
@@ -15,16 +15,24 @@ _FIRST = "sd1"
 
 
 def _families() -> tuple[Family, ...]:
-    names = sorted((each.name for each in iter_modules(families.__path__)), key=lambda name: (name != _FIRST, name))
-    modules = [import_module(f"{families.__name__}.{name}") for name in names if name != __name__.rpartition(".")[2]]
-    return tuple(module.FAMILY for module in modules if hasattr(module, "FAMILY"))
+    names = sorted((each.name for each in iter_modules(data.__path__)), key=lambda name: (name != _FIRST, name))
+    return tuple(import_module(f"{data.__name__}.{name}").FAMILY for name in names)
 
 
 FAMILIES = {family.name: family for family in _families()}
-DENOISERS = {family.denoiser.component: family.denoiser for family in FAMILIES.values()}
+_denoisers = [family.denoiser for family in FAMILIES.values()]
+DENOISERS = {each.component: each for each in _denoisers}
 """Component -> a denoiser of that name."""
-_ROLES = tuple(dict.fromkeys(family.denoiser.roles for family in FAMILIES.values()))
+DENOISER_CLASSES = {
+    name: tuple(
+        dict.fromkeys(each.denoiser.class_name for each in FAMILIES.values() if each.denoiser.component == name)
+    )
+    for name in DENOISERS
+}
+"""Component -> its classes that are exported."""
+_ROLES = tuple(dict.fromkeys(each.roles for each in _denoisers))
 TEXT_ENCODERS = tuple(sorted({encoder.component for family in FAMILIES.values() for encoder in family.encoders}))
+TOKENIZERS = tuple(sorted({encoder.tokenizer for family in FAMILIES.values() for encoder in family.encoders}))
 COMPONENTS = (*TEXT_ENCODERS, *DENOISERS, ENCODER, DECODER, *CONTROLS, IMAGE_ENCODER, SAFETY_CHECKER)
 """Every component that a pipeline may have, in the order in which ``sdort export`` writes them."""
 
@@ -44,6 +52,12 @@ def family_of(components: Collection[str], class_of: Callable[[str], str | None]
     return min(given or FAMILIES.values(), key=lambda family: len(texts ^ {each.component for each in family.encoders}))
 
 
+def family_of_class(pipeline: str) -> Family | None:
+    """The family of diffusers' class of a pipeline, whatever its task; None for a class of no family."""
+    begins = {str(family.pipelines[None]).removesuffix("Pipeline"): family for family in reversed(FAMILIES.values())}
+    return begins.get(max(filter(pipeline.startswith, begins), key=len, default=""))
+
+
 def denoiser_of(components: Collection[str]) -> str | None:
     """The name of the denoiser among components; None without one."""
     return next((name for name in components if name in DENOISERS), None)
@@ -51,11 +65,25 @@ def denoiser_of(components: Collection[str]) -> str | None:
 
 def find_denoiser(component: str, class_name: str | None = None) -> Denoiser | None:
     """The denoiser that a component is; of several with its name that of the class; None for another component."""
-    named = [family.denoiser for family in FAMILIES.values() if family.denoiser.component == component]
+    named = [each for each in _denoisers if each.component == component]
     return next((each for each in named if each.class_name == class_name), next(iter(named), None))
 
 
-def roles_of(inputs: Collection[str]) -> Roles | None:
+def find_roles(inputs: Collection[str]) -> Roles | None:
     """The roles of a denoiser's inputs, or of a ControlNet's, by their names; None for another component."""
     fit = [roles for roles in _ROLES if {roles.sample, roles.timestep} <= set(inputs)]
     return max(fit, key=lambda roles: len(roles.names & set(inputs)), default=None)
+
+
+def role_names(role: str) -> frozenset[str]:
+    """The names that inputs of a role have in some family.
+
+    Args:
+        role: an attribute of :class:`sdort.families.family.Roles`.
+    """
+    return frozenset(name for roles in _ROLES if (name := getattr(roles, role)))
+
+
+def roles_of(inputs: Collection[str]) -> Roles:
+    """:func:`find_roles` of what is taken for a denoiser: the usual ones where the names do not tell."""
+    return find_roles(inputs) or _ROLES[0]

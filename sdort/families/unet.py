@@ -17,6 +17,8 @@ UNET = Denoiser(
     roles=Roles(pooled=POOLED, sizes=SIZES, guidance=GUIDANCE),
     signature=unet_signature,
     counts=unet,
+    # upcast_attention: scaled_dot_product_attention, which is traced, has no such option.
+    without_effect=frozenset({"sample_size", "dropout", "upcast_attention"}),
     arguments={name: f"added_cond_kwargs.{name}" for name in (POOLED, SIZES)},
     adapter_prefixes=("lora_unet_", "lycoris_", "unet_", "model_diffusion_model_", "diffusion_model_"),
 )

@@ -13,6 +13,7 @@ from sdort.console import say
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter.checkpoint import ANY_VARIANT
 from sdort.exporter.command import OpenExport, open_export
+from sdort.families.unet import UNET
 from sdort.first_use.given_checkpoint import Checkpoint
 from sdort.first_use.making_plan import Making, MakingPlan
 from sdort.first_use.making_steps import Steps, estimate, shown
@@ -65,7 +66,7 @@ def _opened(checkpoint: Checkpoint, making: Making, check: Check | None) -> Iter
                     checkpoint.path or checkpoint.model,
                     components=making.components,
                     static=making.size or None,
-                    control=not making.components or "unet" in making.components,
+                    control=not making.components or UNET.component in making.components,
                     variant=ANY_VARIANT,
                 )
             )

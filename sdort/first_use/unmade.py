@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from sdort.errors import UsageError
 from sdort.exporter.signatures import ComponentSpec
 from sdort.families.family import Family
-from sdort.families.known_families import family_of
+from sdort.families.known_families import DENOISERS, TEXT_ENCODERS, family_of
 from sdort.generation.control_plan import no_control
 from sdort.model.component_names import CONTROLS, DECODER
 
@@ -42,7 +42,8 @@ class Unmade:
     @property
     def sample_channels(self) -> int:
         """Channels of the UNet's sample."""
-        return self._number("unet", "in_channels")
+        denoiser = self.family.denoiser
+        return self._number(denoiser.component, denoiser.channels[0])
 
     def _number(self, name: str, key: str) -> int:
         return next(int(component.config[key]) for component in self.components if component.name == name)
@@ -51,8 +52,12 @@ class Unmade:
 Check = Callable[[Unmade], None]
 """Raises where a pipeline cannot do what it would be made for."""
 
-_WORDS = {DECODER: "VAE", "unet": "UNet", "text_encoder": "text encoder", "text_encoder_2": "second text encoder"}
-_OPTIONS = {DECODER: "--vae DIR|FILE", "text_encoder": "--config DIR", "text_encoder_2": "--config DIR"}
+_WORDS = {
+    DECODER: "VAE",
+    **{name: denoiser.title for name, denoiser in DENOISERS.items()},
+    **dict(zip(TEXT_ENCODERS, ("text encoder", "second text encoder", "third text encoder"), strict=False)),
+}
+_OPTIONS = {DECODER: "--vae DIR|FILE", **dict.fromkeys(TEXT_ENCODERS, "--config DIR")}
 """Component -> the option of ``sdort export`` that brings one."""
 
 
@@ -70,7 +75,7 @@ def check_whole(unmade: Unmade) -> None:
     raise UsageError(
         f"{unmade.name} has no {lacks}, so that it cannot draw by itself",
         hint=f"Export it with what it lacks, and run that:\n{through_export(unmade.given, options)}"
-        if "unet" not in missing
+        if unmade.family.denoiser.component not in missing
         else "Give a checkpoint with a UNet.",
     )
 

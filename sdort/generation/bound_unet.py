@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import UsageError
+from sdort.families.known_families import roles_of
+from sdort.families.timestep_shapes import timestep_shape
 from sdort.generation.device_buffer import Buffer
 from sdort.generation.prepared_inputs import (
     StepRow,
@@ -21,10 +23,9 @@ from sdort.generation.prepared_inputs import (
     timed_rows,
 )
 from sdort.generation.step_conditions import StepConditions
-from sdort.model.signature import Array, HasInputs, static_size, timestep_shape
+from sdort.model.signature import Array, HasInputs, static_size
 from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.session import UNRECORDED, Session
-from sdort.runtime.step_split import SAMPLE, TIMESTEP
 from sdort.workload.residuals import zero_residuals
 
 InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -80,11 +81,11 @@ class BoundBuffers:
     def __init__(self, session: Session, batch: Batch, shapes: Mapping[str, tuple[int, ...]], number: int) -> None:
         self.session = session
         self.batch = batch
-        inputs, output = session.inputs, session.outputs[0]
+        inputs, output, self.roles = session.inputs, session.outputs[0], roles_of(session.inputs)
         channels = static_size(output.shape, 1) or batch.latent[0]
         shape = (batch.samples, batch.latent[0] + batch.extra, *batch.latent[1:])
-        self.slices = batch_slices(session, "sample", batch.samples)
-        self.sample = Buffer(session, np.zeros(shape, inputs["sample"].dtype))
+        self.slices = batch_slices(session, self.roles.sample, batch.samples)
+        self.sample = Buffer(session, np.zeros(shape, inputs[self.roles.sample].dtype))
         self.output = Buffer(session, np.zeros((batch.samples, channels, *batch.latent[1:]), output.dtype))
         self.conditioning = {
             name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype))
@@ -93,8 +94,8 @@ class BoundBuffers:
         self.residuals = {
             name: Buffer(session, values) for name, values in zero_residuals(inputs, self.sample.shape).items()
         }
-        clock = timestep_shape(inputs, self.slices[0].stop), inputs[TIMESTEP].dtype
-        self.row = StepRow(session, {TIMESTEP: clock, **prepared_rows(session, batch.samples)})
+        clock = timestep_shape(inputs, self.slices[0].stop), inputs[self.roles.timestep].dtype
+        self.row = StepRow(session, {self.roles.timestep: clock, **prepared_rows(session, batch.samples)})
         self.timesteps = np.zeros(0)
         self.changes = 0
         """Grows with every other conditioning, and with every other list of timesteps."""
@@ -108,9 +109,9 @@ class BoundBuffers:
 
     def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
         """Where an input is for some of the samples."""
-        if name == TIMESTEP:
-            return self.row.binding_arguments(TIMESTEP)
-        buffer = {SAMPLE: self.sample, **self.conditioning, **self.residuals}[name]
+        if name == self.roles.timestep:
+            return self.row.binding_arguments(name)
+        buffer = {self.roles.sample: self.sample, **self.conditioning, **self.residuals}[name]
         return buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:]))
 
     def _bind(self, session: Session, number: int, kept: Mapping[str, Any] | None = None) -> Any:
@@ -140,7 +141,7 @@ class BoundBuffers:
             timesteps: [steps].
             conditions: of every step.
         """
-        shape, dtype = self.row.array(TIMESTEP)
+        shape, dtype = self.row.array(self.roles.timestep)
         times = (np.round(timesteps) if dtype.kind == "i" else timesteps).astype(dtype)
         self.timesteps, self.changes = times, self.changes + 1
         preparation, images = self.session.preparation, self.batch.images
@@ -157,7 +158,7 @@ class BoundBuffers:
                 of_steps.setdefault(name, []).append(beside[name])
         made = timed_rows(self.session, times, {name: np.stack(values) for name, values in of_steps.items()})
         clock = np.broadcast_to(times.reshape(-1, *[1] * len(shape)), (len(times), *shape))
-        packed = self.row.packed({TIMESTEP: clock, **self.row.widened(made)})
+        packed = self.row.packed({self.roles.timestep: clock, **self.row.widened(made)})
         self._of_times = (key, packed) if not of_steps else None  # what prompts take part in is another's next time
         return packed
 
@@ -207,5 +208,5 @@ def repeated(conditions: Sequence[Conditioning], images: int) -> Conditioning:
 
 def condition_width(unet: HasInputs) -> int | None:
     """Width of the embedding of the guidance scale; None if the UNet does not take one."""
-    spec = unet.inputs.get("timestep_cond")
+    spec = unet.inputs.get(roles_of(unet.inputs).guidance or "")
     return (static_size(spec.shape, 1) or 256) if spec else None

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.known_families import roles_of
 from sdort.generation.control_choice import Control
 from sdort.model.component_names import CONTROLNET, CONTROLS
 from sdort.model.signature import TensorSpec
@@ -94,24 +95,24 @@ def no_control(given: str, names: Collection[str]) -> BadModelError:
 
 
 def _check_fit(folder: PipelineFolder, model: ControlModel, pixels: tuple[int, int]) -> None:
-    unet = folder.file("unet").signature.inputs
+    unet = folder.file(folder.denoiser).signature.inputs
     names = residual_inputs(unet)[model.component]
     if not names:
         raise BadModelError(
             f"the UNet of {folder.given} has no inputs for a control image",
-            component="unet",
+            component=folder.denoiser,
             hint="Export the pipeline again, with them: sdort export MODEL OUT --control",
         )
     signature, factor = model.file.signature, folder.vae_factor
     latent = tuple(side // factor for side in pixels)
     if model.component == CONTROLNET:
         problem = _other_inputs(unet, signature.inputs)
-        sizes = named_sizes(signature.inputs["sample"], (1, 4, *latent))
+        sizes = named_sizes(signature.inputs[roles_of(signature.inputs).sample], (1, 4, *latent))
     else:
         problem = None
         sizes = named_sizes(next(iter(signature.inputs.values())), (1, 3, *pixels))
     outputs = [shape_at(spec, sizes)[1:] for spec in signature.outputs.values()]
-    expected = [shape_at(unet[name], named_sizes(unet["sample"], (1, 4, *latent)))[1:] for name in names]
+    expected = [shape_at(unet[name], named_sizes(unet[roles_of(unet).sample], (1, 4, *latent)))[1:] for name in names]
     problem = problem or _other_outputs(model.component, outputs, expected)
     if problem:
         raise BadModelError(
@@ -125,7 +126,8 @@ def _other_inputs(unet: Mapping[str, TensorSpec], net: Mapping[str, TensorSpec])
     foreign = net.keys() - unet.keys() - {IMAGE, SCALES}
     if foreign:
         return f"it takes {', '.join(sorted(foreign))}, which the UNet does not"
-    for name in ("encoder_hidden_states", "text_embeds", "time_ids"):
+    roles = roles_of(unet)
+    for name in filter(None, (roles.context, roles.pooled, roles.sizes)):
         widths = [specs[name].shape[-1] for specs in (net, unet) if name in specs]
         if len({width for width in widths if isinstance(width, int)}) > 1:
             return f"its {name} have {widths[0]} numbers, and the UNet's {widths[1]}"

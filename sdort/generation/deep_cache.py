@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from sdort.families.unet import UNET
 from sdort.generation.refiner import open_refiner
 from sdort.generation.request import Request
 from sdort.generation.step_conditions import StepConditions
@@ -38,7 +37,7 @@ def check_deep_cache(folder: PipelineFolder, request: Request) -> None:
         return
     folders = [folder, open_refiner(request.refiner, folder)] if request.refiner else [folder]
     for each in folders:
-        check_depth(each.file(UNET.component).derived(_skip_connections), request.deep_cut, UNET.component)
+        check_depth(each.file(each.denoiser).derived(_skip_connections), request.deep_cut, each.denoiser)
 
 
 def _skip_connections(file: ComponentFile) -> int:

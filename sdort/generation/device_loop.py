@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdort.errors import ParityError
+from sdort.families.known_families import roles_of
 from sdort.generation.bound_unet import Batch, BoundBuffers, InputShapes, repeated
 from sdort.generation.deep_cache import whole_calls
 from sdort.generation.device_buffer import Buffer
@@ -60,7 +61,7 @@ def open_sum(unet: Session, masked: bool = False, channels: int | None = None) -
     from onnx import helper, parser
 
     names = {np.dtype(np.float32): "float", np.dtype(np.float16): "float16", np.dtype(np.float64): "double"}
-    sample, output = unet.inputs["sample"].dtype, unet.outputs[0].dtype
+    sample, output = unet.inputs[roles_of(unet.inputs).sample].dtype, unet.outputs[0].dtype
     cast = f"Cast <to = {helper.np_dtype_to_tensor_dtype(sample)}> (total)"
     more, total, last, shape = "", "total = Add (earlier, last)", f"sample = {cast}", "[K, L]"
     if masked:
@@ -325,7 +326,7 @@ class StepAccumulator:
         if not np.isfinite(latents).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {self._first_bad()} of {self.recurrence.steps}",
-                component="unet",
+                component=self.session.component,
                 hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
             )
         return latents

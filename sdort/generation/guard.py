@@ -16,6 +16,7 @@ import numpy as np
 
 from sdort.console import warn
 from sdort.errors import ParityError, SdortError
+from sdort.families.known_families import DENOISERS, TEXT_ENCODERS
 from sdort.generation.running_controls import RunningControls
 from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.model.signature import Array
@@ -24,9 +25,8 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, SessionPlace, open_again
 
 SAFER: dict[str, tuple[tuple[str, Select], ...]] = {
-    "text_encoder": (("all of it", all_nodes),),
-    "text_encoder_2": (("all of it", all_nodes),),
-    "unet": (("its attention", attention_nodes), ("all of it", all_nodes)),
+    **dict.fromkeys(TEXT_ENCODERS, (("all of it", all_nodes),)),
+    **dict.fromkeys(DENOISERS, (("its attention", attention_nodes), ("all of it", all_nodes))),
     ENCODER: (("all of it", all_nodes),),
     IMAGE_ENCODER: (("all of it", all_nodes),),
     SAFETY_CHECKER: (("all of it", all_nodes),),
@@ -84,7 +84,7 @@ class Guard:
 
     def step(self, component: str, problem: str) -> bool:
         """Open the next safer session of a component and say so; False if there is none."""
-        if component == "unet" and self._controls and self._widen_controls(self._controls, problem):
+        if component in DENOISERS and self._controls and self._widen_controls(component, self._controls, problem):
             return True
         place, options = self.sessions[component].place, self.sessions[component].options
         while self._left[component]:
@@ -100,7 +100,7 @@ class Guard:
                 return True
         return False
 
-    def _widen_controls(self, controls: RunningControls, problem: str) -> bool:
+    def _widen_controls(self, component: str, controls: RunningControls, problem: str) -> bool:
         """Compute what steers the UNet in fp32; False if nothing of it is left that is not.
 
         The UNet's dead latents are the next input of a ControlNet, so that afterwards nothing tells which was first.
@@ -109,7 +109,7 @@ class Guard:
         for session in opened:
             self.widened[session.component] = "all of it"
         if opened:
-            _say("unet", problem, "all of " + " and ".join(sorted({session.component for session in opened})))
+            _say(component, problem, "all of " + " and ".join(sorted({session.component for session in opened})))
         return bool(opened)
 
     def reopened(self, place: SessionPlace, options: RuntimeOptions) -> Session | None:

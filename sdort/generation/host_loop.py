@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sdort.errors import ParityError
+from sdort.families.known_families import roles_of
+from sdort.families.timestep_shapes import timestep_shape
 from sdort.generation.beginning import Beginning
 from sdort.generation.bound_unet import batch_slices, repeated
 from sdort.generation.deep_cache import whole_calls
@@ -21,7 +23,7 @@ from sdort.generation.preview import BatchPreviews
 from sdort.generation.schedule_part import PartSteps
 from sdort.generation.schedulers import steps_of
 from sdort.generation.step_conditions import StepConditions
-from sdort.model.signature import Array, timestep_shape
+from sdort.model.signature import Array
 from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.session import Session
 from sdort.workload.residuals import zero_residuals
@@ -88,7 +90,12 @@ def denoise(
         fed = np.concatenate([whole] * len(guidance))
         residuals = zero_residuals(unet.inputs, fed.shape)
         if controls:
-            shared = {"sample": np.concatenate([sample] * len(guidance)), "timestep": timestep, **conditioning}
+            roles = roles_of(unet.inputs)
+            shared = {
+                roles.sample: np.concatenate([sample] * len(guidance)),
+                roles.timestep: timestep,
+                **conditioning,
+            }
             residuals |= controls.residuals(number, len(steps.timesteps), unet, shared, len(guidance))
         if calls[number]:
             kept.clear()
@@ -96,7 +103,7 @@ def denoise(
         if not np.isfinite(predicted).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {number + 1} of {len(steps.timesteps)}",
-                component="unet",
+                component=unet.component,
                 hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
             )
         with steps_of(name):
@@ -129,13 +136,14 @@ def _predict(
         kept: what an earlier call gave of the UNet's deep part, by the number of the part of the batch; where there is
             nothing, the deep part runs and its output is put here.
     """
-    rounded = np.round(timestep) if unet.inputs["timestep"].dtype.kind == "i" else timestep
+    roles = roles_of(unet.inputs)
+    rounded = np.round(timestep) if unet.inputs[roles.timestep].dtype.kind == "i" else timestep
     parts = []
-    for number, part in enumerate(batch_slices(unet, "sample", len(sample))):
+    for number, part in enumerate(batch_slices(unet, roles.sample, len(sample))):
         samples = sample[part]
         feeds = {
-            "sample": samples,
-            "timestep": np.broadcast_to(rounded, timestep_shape(unet.inputs, len(samples))),
+            roles.sample: samples,
+            roles.timestep: np.broadcast_to(rounded, timestep_shape(unet.inputs, len(samples))),
             **{name: values[part] for name, values in conditioning.items()},
         }
         if unet.shallow and kept and number in kept:

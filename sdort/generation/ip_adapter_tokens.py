@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.unet import UNET
 from sdort.generation.clip_pixels import clip_pixels
 from sdort.generation.input_image import InputImage
 from sdort.generation.ip_adapter_choice import OPTION, IpAdapterImage
@@ -38,11 +39,11 @@ def check_ip_adapter_images(folder: PipelineFolder, images: Sequence[IpAdapterIm
     """
     if not images:
         return
-    taken = count_images(folder.file("unet").signature.inputs)
+    taken = count_images(folder.file(folder.denoiser).signature.inputs)
     if not taken:
         raise BadModelError(
             f"the UNet of {folder.given} takes no images by an IP-Adapter",
-            component="unet",
+            component=folder.denoiser,
             hint="Export the pipeline again, with one: sdort export MODEL OUT --ip-adapter FILE",
         )
     if IMAGE_ENCODER not in folder.models:
@@ -121,7 +122,7 @@ def _fixed(spec: TensorSpec) -> list[int]:
     """
     dims = [size for size in spec.shape[1:] if isinstance(size, int)]
     if len(dims) != len(spec.shape) - 1:
-        raise BadModelError(f"nothing says how large its input {spec.name!r} is", component="unet")
+        raise BadModelError(f"nothing says how large its input {spec.name!r} is", component=UNET.component)
     return dims
 
 

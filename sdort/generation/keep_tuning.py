@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from sdort.families.known_families import DENOISERS
 from sdort.generation.request import Request
 from sdort.generation.running_controls import RunningControls
 from sdort.generation.stages import Stage
@@ -43,7 +44,7 @@ def keep_generated(pipeline: HasSessions, requests: Sequence[Request], stages: S
     controls = pipeline.controls.sessions if request.control else ()
     for session in (*pipeline.sessions.values(), *controls):
         component = session.component
-        if component not in ("unet", CONTROLNET):  # the decoder's depend on the memory that was free
+        if component not in (*DENOISERS, CONTROLNET):  # the decoder's depend on the memory that was free
             for shapes in sorted(session.ran_on):
                 keep_shapes(session, dict(shapes))
             continue

@@ -58,7 +58,7 @@ def low_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: 
 def _denoising(folder: PipelineFolder, request: Request, together: int, stage: Stage, provider: Provider) -> int:
     """Bytes of the UNet's activations, and of what steers it."""
     samples = together * len(request.guidance())
-    case = Case("unet", samples, *stage.size)
+    case = Case(folder.denoiser, samples, *stage.size)
     controls = 0 if stage.refines else control_bytes(folder, request, samples, stage.size, provider)
     return controls + case_bytes(folder, case, provider, steps=stage.calls, graphs=graphs_of(request))
 
@@ -77,10 +77,10 @@ def _refining(folder: PipelineFolder, plan: RequestPlan, together: int, provider
     """Bytes of a refiner's groups."""
     if plan.request.refiner:
         refiner = open_refiner(plan.request.refiner, folder)
-        texts = [name for name in refiner.needed if name not in ("unet", DECODER)]
+        texts = [name for name in refiner.needed if name not in (refiner.denoiser, DECODER)]
         yield weight_bytes(refiner, texts) + opening_bytes(provider, len(texts))
         denoising = _denoising(refiner, plan.request, together, plan.stages[-1], provider)
-        yield weight_bytes(refiner, ["unet"]) + opening_bytes(provider, 1) + denoising
+        yield weight_bytes(refiner, [refiner.denoiser]) + opening_bytes(provider, 1) + denoising
 
 
 def refuse_low(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, device_id: int) -> None:

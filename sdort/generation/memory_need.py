@@ -13,6 +13,7 @@ from typing import Any
 
 from sdort.console import detail, say
 from sdort.errors import BadModelError, MemoryShortageError
+from sdort.families.known_families import DENOISERS
 from sdort.generation.control_plan import find_control
 from sdort.generation.decode import Plan, planner_of
 from sdort.generation.footprint import element_bytes, keeps_scores
@@ -59,8 +60,10 @@ def case_bytes(
     if case.component not in folder.models:
         return 0
     latents = (case.batch, case.height // folder.vae_factor, case.width // folder.vae_factor)
-    if case.component == "unet":
-        return unet_bytes(folder.file("unet"), folder.config("unet"), latents, provider, steps, graphs)
+    if case.component in DENOISERS:
+        return unet_bytes(
+            folder.file(folder.denoiser), folder.config(folder.denoiser), latents, provider, steps, graphs
+        )
     if case.component in (DECODER, ENCODER):
         return planner_of(folder, provider, case.component).bytes_for(latents, plan or Plan())
     return activation_bytes(folder.file(case.component), Sample(case.batch, sequence=TOKENS), provider) or 0
@@ -177,7 +180,7 @@ def generation_bytes(
         plan = planner.plan(planner.size(decoded), request.vae_tiling, request.vae_slicing, free)
         largest = max(
             largest,
-            case_bytes(folder, Case("unet", samples, *size), provider, steps=steps, graphs=graphs_of(request))
+            case_bytes(folder, Case(folder.denoiser, samples, *size), provider, steps=steps, graphs=graphs_of(request))
             + control_bytes(folder, request, samples, size, provider),
             case_bytes(folder, decoded, provider, plan),
             case_bytes(folder, Case(ENCODER, 1, *size), provider, plan) if encodes(request) else 0,
@@ -199,7 +202,7 @@ def control_bytes(
         return 0
     nets = [file for file in control_files(request) if file.component == CONTROLNET]
     latents = (samples, size[0] // folder.vae_factor, size[1] // folder.vae_factor)
-    inputs = folder.file("unet").signature.inputs
+    inputs = folder.file(folder.denoiser).signature.inputs
     shapes = residual_shapes(inputs, (samples, folder.sample_channels, *latents[1:]))
     between = sum(math.prod(shape) * inputs[name].dtype.itemsize for name, shape in shapes.items())
     configs = [read_component_config(file.path.parent / "config.json", CONTROLNET) for file in nets]
@@ -241,7 +244,7 @@ def refiner_bytes(
     samples = min(images, request.images_at_once) * len(request.guidance())
     components = [name for name in refiner.needed if name != DECODER]
     return weight_bytes(refiner, components) + case_bytes(
-        refiner, Case("unet", samples, *size), provider, steps=request.steps, graphs=graphs_of(request)
+        refiner, Case(refiner.denoiser, samples, *size), provider, steps=request.steps, graphs=graphs_of(request)
     )
 
 
@@ -322,7 +325,9 @@ def refuse_generation(
     if request.refiner and not refiner_open:
         # At the least it takes the place of the base's UNet.
         refiner = open_refiner(request.refiner, folder)
-        more = refiner_bytes(refiner, (height, width), request, images, provider) - weight_bytes(folder, ["unet"])
+        more = refiner_bytes(refiner, (height, width), request, images, provider) - weight_bytes(
+            folder, [folder.denoiser]
+        )
         refuse_shortage(weights + more, free, f"{what} with the refiner {refiner.path.name}")
     return needed
 

@@ -13,6 +13,7 @@ import numpy as np
 
 from sdort.console import detail, progress, say
 from sdort.errors import ParityError
+from sdort.families.known_families import DENOISERS
 from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, remark_inputs
 from sdort.generation.beginning import Start
 from sdort.generation.bound_unet import Batch, condition_width
@@ -116,6 +117,8 @@ class TextToImage:
         one_group: OneGroup | None = None,
     ) -> None:
         self.folder = folder
+        self.denoiser = folder.denoiser
+        """The name of the component that takes noise out of latents."""
         self.sessions = sessions
         self.provider = provider
         self.fallback = fallback
@@ -123,9 +126,9 @@ class TextToImage:
         self.one_group = one_group
         self.openings = Openings()
         self._conditioning_outputs(1)
-        self.options = options or sessions["unet"].options
-        if "unet" in sessions:
-            self.loop = Loop(sessions["unet"])
+        self.options = options or sessions[folder.denoiser].options
+        if self.denoiser in sessions:
+            self.loop = Loop(sessions[folder.denoiser])
         self._steered = False
         """Whether the UNet has its inputs for images, where it opens when it is used."""
         self._running: tuple[Sequence[Request], list[Stage]] = ((), [])
@@ -308,7 +311,7 @@ class TextToImage:
 
     def _close_unet(self) -> None:
         """Give the memory of the UNet back; the next images open it again."""
-        self._forget("unet")
+        self._forget(self.denoiser)
         vars(self).pop("loop", None)
         self._set_aside = None
 
@@ -333,7 +336,7 @@ class TextToImage:
 
     def release(self, component: str) -> None:
         """Give the memory of a session back before another one takes its place, where that matters."""
-        if component == "unet":
+        if component in DENOISERS:
             self._close_unet()
 
     def _use_unet(self, *, steered: bool, cut: int = 0) -> None:
@@ -345,45 +348,48 @@ class TextToImage:
         """
         if cut or self.one_group:
             self.options = replace(self.options, deep_cut=cut)
-        controlled = steered and bool(steering_inputs(self.folder.file("unet").signature.inputs))
+        controlled = steered and bool(steering_inputs(self.folder.file(self.folder.denoiser).signature.inputs))
         if self.one_group:
             self._steered = controlled
             return
-        if "unet" not in self.sessions:
-            self.sessions["unet"] = self._open(self.folder, "unet", controlled)
-            self.loop = Loop(self.sessions["unet"])
-        options = self.sessions["unet"].options
+        if self.denoiser not in self.sessions:
+            self.sessions[self.denoiser] = self._open(self.folder, self.denoiser, controlled)
+            self.loop = Loop(self.sessions[self.denoiser])
+        options = self.sessions[self.denoiser].options
         if cut not in (0, options.deep_cut):
             self._reopen_unet(replace(options, control_inputs=controlled, deep_cut=cut))
             return
         if options.control_inputs == controlled:
             return
         options = replace(options, control_inputs=controlled)
-        widened = self.guard.widened.get("unet") if self.guard else None
+        widened = self.guard.widened.get(self.denoiser) if self.guard else None
         if self._set_aside and (self._set_aside[0].unet.options, self._set_aside[1]) == (options, widened):
             loop, self._set_aside = self._set_aside[0], (self.loop, widened)
         elif controlled:
             loop = Loop(self._with_control_inputs(options, widened))
         else:
             return
-        self.sessions["unet"], self.loop = loop.unet, loop
+        self.sessions[self.denoiser], self.loop = loop.unet, loop
 
     def _reopen_unet(self, options: RuntimeOptions) -> None:
         """Have the UNet cut otherwise, in the place of the one that is open."""
         detail("unet is loaded again, in two graphs: the whole, and its outer part for --deep-cache")
-        place = self.sessions["unet"].place
+        place = self.sessions[self.denoiser].place
         self._close_unet()
-        self.sessions["unet"] = self._opened_again(place, options)
-        self.loop = Loop(self.sessions["unet"])
+        self.sessions[self.denoiser] = self._opened_again(place, options)
+        self.loop = Loop(self.sessions[self.denoiser])
 
     def _with_control_inputs(self, options: RuntimeOptions, widened: str | None) -> Session:
         """The UNet with inputs for control images, beside the one that is open or in its place."""
-        place, both = self.sessions["unet"].place, has_room(self.folder, ["unet"], self.provider, self.options)
+        place, both = (
+            self.sessions[self.denoiser].place,
+            has_room(self.folder, [self.denoiser], self.provider, self.options),
+        )
         where = "beside the one without" if both else "in the place of the one without: memory has no room for both"
         detail(f"unet is loaded with its inputs for control images, {where}")
         self._set_aside = (self.loop, widened) if both else None
         if not both:
-            del self.sessions["unet"], self.loop
+            del self.sessions[self.denoiser], self.loop
         return self._opened_again(place, options)
 
     def _opened_again(self, place: SessionPlace, options: RuntimeOptions) -> Session:
@@ -421,7 +427,7 @@ class TextToImage:
         """The session of a component, opened where it is not yet, or not any more."""
         self._begin_group(group_of(component))
         if component not in self.sessions:
-            self.sessions[component] = self._open(self.folder, component, component == "unet" and self._steered)
+            self.sessions[component] = self._open(self.folder, component, component in DENOISERS and self._steered)
             if is_adaptable(component):
                 self.adapters.renew()
         return self.sessions[component]
@@ -437,7 +443,7 @@ class TextToImage:
             return self.sessions[component].inputs
         file = self.folder.file(component)
         inputs = file.signature.inputs
-        if component != "unet" or self._steered or not steering_inputs(inputs):
+        if component != self.denoiser or self._steered or not steering_inputs(inputs):
             return inputs
         kept = file.derived(_unsteered_inputs)
         return {name: spec for name, spec in inputs.items() if name in kept}
@@ -453,7 +459,7 @@ class TextToImage:
         path, refused = folder.models[component], None
         own = replace(
             self.options,
-            graph=self.options.graph and component == "unet",
+            graph=self.options.graph and component in DENOISERS,
             adapters=self.options.adapters and is_adaptable(component),
             control_inputs=controlled,
         )
@@ -538,12 +544,12 @@ class TextToImage:
         session = self.sessions[name]
         self.sessions[name] = self._opened_again(session.place, replace(session.options, adapters=True))
         self.adapters.forget(name)
-        if name == "unet":
+        if name in DENOISERS:
             remark_inputs(self.sessions[name])
 
     def guidance(self, request: Request) -> list[float]:
         """The weights of an image's samples, as :meth:`Request.guidance`."""
-        return request.guidance("timestep_cond" in self._inputs("unet"))
+        return request.guidance(self.folder.family.denoiser.roles.guidance in self._inputs(self.denoiser))
 
     def _guarded(self, component: str, work: Callable[[], T], arrays: Callable[[T], Iterable[Array]]) -> T:
         """The result of ``work``, in a safer precision if one of its ``arrays`` is dead."""
@@ -569,12 +575,12 @@ class TextToImage:
                 on_step(-advanced[0])
                 advanced[0] = 0.0
             source.restore(state)
-            unet = self._opened("unet")
+            unet = self._opened(self.denoiser)
             if vars(self).get("loop") is None or self.loop.unet is not unet:
                 self.loop = Loop(unet)
             return list(denoise_batch(advance))
 
-        latents = self._guarded("unet", again, list)
+        latents = self._guarded(self.denoiser, again, list)
         return np.stack(latents)
 
     def _conditions(self, requests: Sequence[Request], stages: Sequence[Stage]) -> list[list[list[Copies]]]:
@@ -606,7 +612,8 @@ class TextToImage:
         self, request: Request, kinds: Mapping[Texts | None, str], size: tuple[int, int]
     ) -> dict[Texts | None, Conditioning]:
         """The conditioning by texts, all of one length; ``kinds`` says what each is, for messages."""
-        reader = PromptReader(self.tokenizers, self._inputs("unet").get("encoder_hidden_states"))
+        roles = self.folder.family.denoiser.roles
+        reader = PromptReader(self.tokenizers, self._inputs(self.denoiser).get(roles.context))
         run = partial(self._encode, self._conditioning_outputs(request.clip_skip))
         encode = partial(encode_prompts, reader, weighting=request.prompt_weighting, encode=run)
         parts: dict[Texts | None, list[Conditioning]] = dict(
@@ -615,8 +622,12 @@ class TextToImage:
         if None in kinds:
             of_any = next(iter(parts.values()))
             parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in of_any]
-        width = condition_width(self.sessions.get("unet") or self.folder.file("unet").signature)
-        scale = {} if width is None else {"timestep_cond": embed_guidance(request.guidance_scale, width)}
+        width = condition_width(self.sessions.get(self.denoiser) or self.folder.file(self.folder.denoiser).signature)
+        scale = (
+            {}
+            if width is None or not roles.guidance
+            else {roles.guidance: embed_guidance(request.guidance_scale, width)}
+        )
         made_of = partial(condition, self.folder.family)
         conditions = {texts: made_of(part, size) | scale for texts, part in parts.items()}
         blank = ("",) * len(self.tokenizers)
@@ -657,7 +668,7 @@ class TextToImage:
     def _image_conditions(self, request: Request, guided: bool) -> list[Conditioning]:
         """The conditioning by the images of IP-Adapters, which a refiner does not take."""
         images = request.ip_adapter_image if self.schedule is self.folder else ()
-        inputs, side = self._inputs("unet"), 0
+        inputs, side = self._inputs(self.denoiser), 0
         if images:
             spec = next(iter(self._inputs(IMAGE_ENCODER).values()))
             side = static_size(spec.shape, 2) or 224
@@ -740,7 +751,7 @@ class TextToImage:
         # A ControlNet reads the UNet's own input, which has to be the latents alone.
         if recurrence is None or not self.loop.fits(recurrence, batch) or (controls and controls.nets and extra):
             detail("the steps go through the host")
-            unet, steps = self.sessions["unet"], self._steps(request, stage)
+            unet, steps = self.sessions[self.denoiser], self._steps(request, stage)
             latents, seconds = denoise(
                 unet, steps, conditions, given, source.draw, guidance, on_step, previews, controls, request.whole_every
             )
@@ -757,7 +768,7 @@ class TextToImage:
         """The control images of a request at the size of a stage, and their models; a refiner is not steered."""
         if self.schedule is not self.folder:
             return None
-        return self.controls.use(stage.controls, stage.size, self.sessions["unet"], guess=request.guess_mode)
+        return self.controls.use(stage.controls, stage.size, self.sessions[self.denoiser], guess=request.guess_mode)
 
     def _steps(self, request: Request, stage: Stage) -> PartSteps:
         return PartSteps(sampler_of(self.schedule, request, stage.schedule), stage.part)
@@ -874,7 +885,9 @@ def _open_sessions(
     asked = {
         name: (
             folder.models[name],
-            replace(options, graph=options.graph and name == "unet", adapters=options.adapters and is_adaptable(name)),
+            replace(
+                options, graph=options.graph and name in DENOISERS, adapters=options.adapters and is_adaptable(name)
+            ),
         )
         for name in folder.needed
     }
@@ -891,12 +904,12 @@ def _open_sessions(
         found = open_side_by_side(asked, provider, opened)
     sessions = {name: session for name, (session, _) in found.items()}
     reasons = [replaced, *(refused for _, refused in found.values())]
-    remark_inputs(sessions["unet"])
+    remark_inputs(sessions[folder.denoiser])
     # What runs the UNet is what runs the pipeline: nearly all of the time is spent there.
     fallback = "; ".join(filter(None, reasons)) or None
     with phase("tokenizers"):
         read = tokenizers.result()
-    return assemble(folder, sessions, sessions["unet"].provider, fallback, read)
+    return assemble(folder, sessions, sessions[folder.denoiser].provider, fallback, read)
 
 
 def _load_ahead(folder: PipelineFolder, provider: Provider, device_id: int) -> Mapping[str, PromptTokenizer]:
@@ -928,5 +941,5 @@ def assemble(
     """
     read = tokenizers or load_tokenizers(folder)
     pipeline = TextToImage(folder, sessions, provider, fallback, read, options, one_group)
-    check_inputs(sessions.get("unet") or folder.file("unet").signature, folder.family)
+    check_inputs(sessions.get(folder.denoiser) or folder.file(folder.denoiser).signature, folder.family)
     return pipeline

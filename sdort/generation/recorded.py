@@ -48,7 +48,7 @@ class Recording:
         self.pipeline = pipeline
         self._recorders = {name: Recorder(session) for name, session in pipeline.sessions.items()}
         pipeline.sessions = dict(self._recorders)
-        pipeline.loop = HostLoop(pipeline.sessions["unet"])
+        pipeline.loop = HostLoop(pipeline.sessions[pipeline.denoiser])
 
     def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
         """Generate the images of a request; what was recorded before is forgotten."""

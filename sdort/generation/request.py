@@ -378,10 +378,13 @@ def image_size(folder: PipelineFolder, request: Request, larger: tuple[int, int]
         UsageError: not a multiple of the autoencoder's factor, or another size than a static model has.
         BadModelError: the UNet takes no latents.
     """
-    unet = folder.file("unet").signature.inputs
-    if "sample" not in unet:
-        raise BadModelError(f"it has no input 'sample', but {', '.join(map(repr, unet)) or 'none'}", component="unet")
-    latent, factor = unet["sample"].shape, folder.vae_factor
+    unet = folder.file(folder.denoiser).signature.inputs
+    sample = folder.family.denoiser.roles.sample
+    if sample not in unet:
+        raise BadModelError(
+            f"it has no input {sample!r}, but {', '.join(map(repr, unet)) or 'none'}", component=folder.denoiser
+        )
+    latent, factor = unet[sample].shape, folder.vae_factor
     height, width = folder.default_size
     asked = larger or (request.height, request.width)
     if request.init_image and not request.only_masked:
@@ -444,13 +447,13 @@ def check_task(folder: Drawing, request: Request) -> None:
         raise BadModelError(
             f"the UNet takes {channels} channels, not the {latents} of latent noise; it is an inpainting model, which "
             "wants a mask and a masked image",
-            component="unet",
+            component=folder.family.denoiser.component,
             hint="Give both: --init-image PHOTO --mask MASK, white where something new is to be. From text alone, take "
             "a text-to-image checkpoint.",
         )
     raise BadModelError(
         f"the UNet takes {channels} channels, not the {latents} of latent noise; it is made for another task",
-        component="unet",
+        component=folder.family.denoiser.component,
         hint="sdort run takes text-to-image and inpainting checkpoints.",
     )
 
@@ -467,20 +470,21 @@ def check_inputs(unet: HasInputs, family: Family) -> None:
         BadModelError: which input it needs and what the model is for.
     """
     needed = family.inputs
-    optional = {"timestep_cond", *all_residuals(unet.inputs), *image_inputs(unet.inputs)}
+    roles = family.denoiser.roles
+    optional = {roles.guidance, *all_residuals(unet.inputs), *image_inputs(unet.inputs)}
     extra, missing = sorted(set(unet.inputs) - needed - optional), sorted(needed - set(unet.inputs))
     if extra or missing:
         what = f"needs {', '.join(extra)}" if extra else f"has no input {', '.join(missing)}"
         raise BadModelError(
             f"the UNet {what}: it is not one of {family.title}",
-            component="unet",
+            component=family.denoiser.component,
             hint="Other families can be optimized, and benched by component, but not run yet.",
         )
-    numbers = static_size(unet.inputs["time_ids"].shape, 1) if family.sizes else None
+    numbers = static_size(unet.inputs[roles.sizes].shape, 1) if family.sizes and roles.sizes else None
     if numbers not in (None, len(family.sizes)):
         raise BadModelError(
-            f"the UNet takes {numbers} numbers as time_ids, not the {len(family.sizes)} of {family.title}",
-            component="unet",
+            f"the UNet takes {numbers} numbers as {roles.sizes}, not the {len(family.sizes)} of {family.title}",
+            component=family.denoiser.component,
             hint="A base has both text encoders, a refiner the second one alone: export the whole pipeline.",
         )
 

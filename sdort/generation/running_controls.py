@@ -17,6 +17,8 @@ from typing import Any
 import numpy as np
 
 from sdort.console import say
+from sdort.families.known_families import roles_of
+from sdort.families.timestep_shapes import timestep_shape
 from sdort.generation.bound_unet import BoundBuffers, batch_slices
 from sdort.generation.control_choice import Control
 from sdort.generation.control_plan import ControlModel, Shape, find_control
@@ -35,12 +37,11 @@ from sdort.generation.record import ControlRecord
 from sdort.generation.resampling import shares
 from sdort.generation.session_groups import Openings
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
-from sdort.model.signature import Array, timestep_shape
+from sdort.model.signature import Array
 from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.content_check import checked
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session, open_or_fall_back
-from sdort.runtime.step_split import TIMESTEP
 from sdort.workload.residuals import IMAGE, SCALES, residual_inputs
 
 SMALLEST_GUESS = -1.0
@@ -132,7 +133,7 @@ class Controls:
         """
         found: dict[str, Array] = {}
         names = residual_inputs(unet.inputs)
-        samples = len(feeds["sample"])
+        samples = len(feeds[roles_of(unet.inputs).sample])
         for net in self.nets:
             if net.is_active(step, steps):
                 first = _first(net, samples, copies)
@@ -151,14 +152,14 @@ def _first(net: ActiveControl, samples: int, copies: int) -> int:
 
 def _run(net: ActiveControl, feeds: Mapping[str, Array], first: int) -> list[Array]:
     """A ControlNet's outputs for the samples from ``first`` on, through the host."""
-    parts = []
-    for part in batch_slices(net.session, "sample", len(feeds["sample"]) - first):
+    parts, roles = [], roles_of(net.session.inputs)
+    for part in batch_slices(net.session, roles.sample, len(feeds[roles.sample]) - first):
         chosen = slice(first + part.start, first + part.stop)
         count = part.stop - part.start
         own = {
             IMAGE: np.broadcast_to(net.pixels, (count, *net.pixels.shape[1:])),
             SCALES: net.scales,
-            "timestep": np.full(timestep_shape(net.session.inputs, count), feeds["timestep"]),
+            roles.timestep: np.full(timestep_shape(net.session.inputs, count), feeds[roles.timestep]),
         }
         shared = {name: feeds[name][chosen] for name in net.session.inputs if name not in own}
         outputs = net.session.run({**shared, **own})
@@ -201,7 +202,7 @@ class _BoundNet:
         session, batch = net.session, buffers.batch
         self.first = _first(net, batch.samples, batch.copies)
         count = batch.samples - self.first
-        slices = batch_slices(session, "sample", count)
+        slices = batch_slices(session, roles_of(session.inputs).sample, count)
         size = slices[0].stop
         image = np.broadcast_to(net.pixels, (size, *net.pixels.shape[1:]))
         # One image and the same scales for all parts of the batch.
@@ -222,9 +223,9 @@ class _BoundNet:
         """Where an input is for some of the samples that it runs on."""
         if name in self._own:
             return self._own[name].binding_arguments()
-        if name == TIMESTEP:
-            return self.buffers.row.binding_arguments(TIMESTEP)
-        buffer = self.buffers.sample if name == "sample" else self.buffers.conditioning[name]
+        if name == self.buffers.roles.timestep:
+            return self.buffers.row.binding_arguments(name)
+        buffer = self.buffers.sample if name == self.buffers.roles.sample else self.buffers.conditioning[name]
         return buffer.binding_arguments(self.first + part.start, (part.stop - part.start, *buffer.shape[1:]))
 
     def _bind(self, number: int, part: slice) -> Any:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+from sdort.families.known_families import DENOISERS
 from sdort.machine.phases import phase
 from sdort.model.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 
@@ -24,7 +25,7 @@ PICTURES = "pictures"
 """Decoder and encoder, upscalers and the safety checker: between two passes, and from image to image, they take turns.
 """
 _GROUPS = {
-    "unet": DENOISING,
+    **dict.fromkeys(DENOISERS, DENOISING),
     **dict.fromkeys(CONTROLS, DENOISING),
     IMAGE_ENCODER: IMAGE_PROMPTS,
     **dict.fromkeys((DECODER, ENCODER, SAFETY_CHECKER), PICTURES),

@@ -50,7 +50,7 @@ def usual_sampling(folder: PipelineFolder, scheduler: str | None) -> Sampling:
     config = folder.scheduler
     own = str(config.get("_class_name"))
     chosen = own if scheduler in (None, own) else find_scheduler(scheduler or own)[0]
-    if folder.config("unet").get("time_cond_proj_dim"):
+    if folder.config(folder.denoiser).get("time_cond_proj_dim"):
         return Sampling(4, 8.5, reason="its UNet embeds the guidance scale")
     if chosen in _CONSISTENCY:
         return Sampling(4, 1.0, reason=f"{chosen} is for distilled models")

@@ -42,16 +42,6 @@ def static_size(shape: Sequence[int | str | None], axis: int) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def timestep_shape(inputs: Mapping[str, TensorSpec], batch: int) -> tuple[int, ...]:
-    """A UNet's timestep as the model declares it: a scalar, one for all samples, or one for each."""
-    timestep, sample = inputs["timestep"].shape, inputs["sample"].shape
-    if not timestep:
-        return ()
-    if isinstance(timestep[0], int):
-        return (timestep[0],)
-    return (batch,) if timestep[0] is not None and timestep[0] == sample[0] else (1,)
-
-
 def cast_feeds(feeds: Mapping[str, Any], inputs: Iterable[TensorSpec], component: str) -> dict[str, Any]:
     """A model's feeds in the dtypes that it declares, by the names of its inputs.
 

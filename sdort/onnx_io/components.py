@@ -13,7 +13,8 @@ from onnx import TensorProto
 
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
-from sdort.families.known_families import COMPONENTS
+from sdort.families.known_families import COMPONENTS, DENOISERS, TEXT_ENCODERS, find_roles
+from sdort.families.unet import UNET
 from sdort.machine.model_folder import check_model_folder
 from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.model.operator import Category
@@ -246,7 +247,7 @@ def _fits(name: str, path: Path) -> bool:
     if name == SAFETY_CHECKER:  # a classifier like any other
         return True
     kind = recognise(read_component(path, name).proto, path)
-    return kind == name or {kind, name} == {"text_encoder", "text_encoder_2"}
+    return kind == name or {kind, name} <= set(TEXT_ENCODERS)
 
 
 def recognise(proto: onnx.ModelProto, path: Path | None = None) -> str | None:
@@ -265,9 +266,10 @@ def recognise(proto: onnx.ModelProto, path: Path | None = None) -> str | None:
         return SAFETY_CHECKER
     if _is_denoiser(inputs) and all(map(_is_image, outputs)):
         # A ControlNet has the same inputs, an image too, and one output a level.
-        return "unet" if len(outputs) == 1 else CONTROLNET
+        return _which_denoiser(inputs, hints) if len(outputs) == 1 else CONTROLNET
     if _is_text_encoder(inputs, outputs):
-        return "text_encoder_2" if "text_encoder_2" in hints or _rank(outputs[0]) == 2 else "text_encoder"
+        named = next((name for name in TEXT_ENCODERS if name in hints), TEXT_ENCODERS[0])
+        return TEXT_ENCODERS[1] if _rank(outputs[0]) == 2 else named
     if len(inputs) == 1 and _is_image(inputs[0]) and all(_rank(info) == 3 for info in outputs):
         return IMAGE_ENCODER
     if len(inputs) == 1 and all(map(_is_image, [*inputs, *outputs])):
@@ -279,6 +281,14 @@ def _is_denoiser(inputs: list[onnx.ValueInfoProto]) -> bool:
     timestep = any(_rank(info) in (0, 1) for info in inputs)
     context = any(_rank(info) == 3 and _kind(info) in _FLOATS for info in inputs)
     return timestep and context and any(map(_is_image, inputs))
+
+
+def _which_denoiser(inputs: list[onnx.ValueInfoProto], hints: set[str]) -> str:
+    """The name of a denoiser: its folder's, or by the names of its inputs; where neither tells, a UNet's."""
+    roles = find_roles([info.name for info in inputs])
+    named = [name for name in DENOISERS if name in hints]
+    alike = [name for name, each in DENOISERS.items() if each.roles == roles]
+    return next(iter([*named, *alike]), UNET.component)
 
 
 def _is_text_encoder(inputs: list[onnx.ValueInfoProto], outputs: list[onnx.ValueInfoProto]) -> bool:

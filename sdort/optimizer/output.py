@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import say
+from sdort.families.known_families import TOKENIZERS
 from sdort.machine.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.onnx_io.components import walk
@@ -15,7 +16,7 @@ from sdort.optimizer.report import OptimizeReport
 from sdort.pipelines.configs import check_processor, read_manifest
 from sdort.pipelines.origin import ORIGIN, origin_mark
 from sdort.pipelines.own_files import FILES, write_own_files
-from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TABLES, TOKENIZERS, check_tokenizer, is_clip_tokenizer
+from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TABLES, check_tokenizer, is_clip_tokenizer
 
 MOST_FILES = 5
 """Files that are named where there are many."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from sdort.families.known_families import DENOISER_CLASSES, DENOISERS, TEXT_ENCODERS, TOKENIZERS
+from sdort.families.unet_signature import UNET_COMPONENT
 from sdort.pipelines.schema import (
     ANYTHING,
     FLAG,
@@ -306,12 +308,10 @@ _INDEX: Mapping[str, Kind] = {
     **_ADDRESS,
     **dict.fromkeys(
         (
-            "unet",
+            *DENOISERS,
             "vae",
-            "text_encoder",
-            "text_encoder_2",
-            "tokenizer",
-            "tokenizer_2",
+            *TEXT_ENCODERS,
+            *TOKENIZERS,
             "scheduler",
             "feature_extractor",
             "image_encoder",
@@ -438,12 +438,11 @@ MANIFEST_SCHEMA = record(
 SHARD_INDEX = record({"weight_map": mapping_to(_NAME, 10**6)}, ("weight_map",))
 
 _COMPONENTS: Mapping[str, Kind] = {
-    "unet": UNET,
+    UNET_COMPONENT: UNET,
     "vae": VAE,
     "vae_encoder": VAE,
     "vae_decoder": VAE,
-    "text_encoder": TEXT_ENCODER,
-    "text_encoder_2": TEXT_ENCODER,
+    **dict.fromkeys(TEXT_ENCODERS, TEXT_ENCODER),
     "controlnet": CONTROLNET,
     "t2i_adapter": T2I_ADAPTER,
     "image_encoder": IMAGE_ENCODER,
@@ -463,8 +462,9 @@ def contradiction(class_name: str, config: Mapping[str, Any]) -> str | None:
         class_name: the architecture.
         config: its config after :func:`component_schema`, with defaults filled in.
     """
-    rules = _RULES.get(class_name, _text_rules)
-    return next(rules(config), None)
+    if class_name not in _RULES and any(class_name in classes for classes in DENOISER_CLASSES.values()):
+        return None  # its signature checks what it reads
+    return next(_RULES.get(class_name, _text_rules)(config), None)
 
 
 def _unet_rules(config: Mapping[str, Any]) -> Iterator[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, OutputError, UsageError
-from sdort.families.known_families import COMPONENTS
+from sdort.families.known_families import COMPONENTS, TOKENIZERS
 from sdort.machine.cache_folder import models_folder
 from sdort.machine.input_file import open_input
 from sdort.machine.model_folder import check_own_file
@@ -29,7 +29,6 @@ from sdort.staging import real
 
 _CONFIGS = ("config.json", "scheduler_config.json", INDEX)
 _PREPROCESSOR = Path("feature_extractor", "preprocessor_config.json")
-_TOKENIZERS = ("tokenizer", "tokenizer_2")
 _PARTS = (*COMPONENTS, "vae", "scheduler")
 
 
@@ -242,5 +241,5 @@ def _read_unasked(folder: Path) -> Iterator[Path]:
         yield from (path for path in (folder / name, *(folder / part / name for part in _PARTS)) if path.is_file())
     if (folder / _PREPROCESSOR).is_file():
         yield folder / _PREPROCESSOR
-    for part in _TOKENIZERS:
+    for part in TOKENIZERS:
         yield from (path for path in (folder / part).glob("[!.]*") if path.is_file())

@@ -74,7 +74,12 @@ class PipelineFolder:
     @property
     def family(self) -> Family:
         """The family of the pipeline."""
-        return family_of(self.models)
+        return family_of(self.models, lambda name: self.config(name).get("_class_name"))
+
+    @property
+    def denoiser(self) -> str:
+        """The name of the component that takes noise out of latents."""
+        return self.family.denoiser.component
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -117,7 +122,9 @@ class PipelineFolder:
         Raises:
             BadModelError: larger than sdort makes.
         """
-        return pixels_of(self.config("unet").get("sample_size") or self.family.side // self.vae_factor, self.vae_factor)
+        name = self.denoiser
+        side = self.config(name).get("sample_size") or self.family.side // self.vae_factor
+        return pixels_of(side, self.vae_factor, name)
 
     @cached_property
     def manifest(self) -> dict[str, Any]:
@@ -150,7 +157,8 @@ class PipelineFolder:
     @cached_property
     def vae(self) -> dict[str, Any]:
         """The autoencoder's config, as optimum or diffusers place it, or what it is in that family."""
-        usual = {"scaling_factor": self.family.latents.scaling_factor}
+        latents = self.family.latents
+        usual = {"scaling_factor": latents.scaling_factor} | ({"shift_factor": latents.shift} if latents.shift else {})
         config = usual | (self.config(DECODER) or self.config("vae"))
         config["block_out_channels"] = decoder_widths(config)
         if problem := next(latent_rules(config), None):
@@ -166,7 +174,7 @@ class PipelineFolder:
     def latent_channels(self) -> int:
         """Channels of the latents that the autoencoder decodes."""
         spec = next(iter(self.file(DECODER).signature.inputs.values()))
-        return static_size(spec.shape, 1) or int(self.vae.get("latent_channels", 4))
+        return static_size(spec.shape, 1) or int(self.vae.get("latent_channels", self.family.latents.channels))
 
     @property
     def draws_latents(self) -> bool:
@@ -176,9 +184,11 @@ class PipelineFolder:
 
     @property
     def sample_channels(self) -> int:
-        """Channels of the UNet's sample: those of the latents, and more in a UNet for inpainting."""
-        spec = self.file("unet").signature.inputs["sample"]
-        return static_size(spec.shape, 1) or int(self.config("unet").get("in_channels", self.latent_channels))
+        """Channels of the denoiser's latents: those of the decoder's, and more in a UNet for inpainting."""
+        denoiser = self.family.denoiser
+        spec = self.file(denoiser.component).signature.inputs[denoiser.roles.sample]
+        config = self.config(denoiser.component)
+        return static_size(spec.shape, 1) or int(config.get(denoiser.channels[0], self.latent_channels))
 
     def scaled(self, latents: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Latents [images, channels, height, width] of the encoder as the UNet takes them: inverse to :meth:`unscaled`.
@@ -222,12 +232,13 @@ class PipelineFolder:
         return digest.hexdigest()[:16]
 
 
-def pixels_of(sample_size: int | list[int], factor: int) -> tuple[int, int]:
+def pixels_of(sample_size: int | list[int], factor: int, component: str) -> tuple[int, int]:
     """Height and width in pixels of a UNet's ``sample_size``.
 
     Args:
         sample_size: latents of a side, or along height and width.
         factor: pixels a latent along each side.
+        component: the UNet's name, for messages.
 
     Raises:
         BadModelError: larger than sdort makes.
@@ -237,7 +248,7 @@ def pixels_of(sample_size: int | list[int], factor: int) -> tuple[int, int]:
     if problem:
         raise BadModelError(
             f"its config says that it makes images of {width}x{height} pixels: {problem}",
-            component="unet",
+            component=component,
             hint="Correct sample_size in its config.json: it is in latents.",
         )
     return height, width

@@ -22,7 +22,6 @@ from sdort.machine.json_text import parse_json
 from sdort.pipelines.config_schemas import component_schema
 from sdort.pipelines.configs import optional_config
 
-TOKENIZERS = ("tokenizer", "tokenizer_2")
 """Folders of a pipeline's CLIP tokenizers."""
 
 MAX_TEXT_FILE = 64 << 20

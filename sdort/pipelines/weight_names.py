@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
-from sdort.families import sd1, sd2, sdxl, sdxl_refiner
+from sdort.families.data import sd1, sd2, sdxl, sdxl_refiner
 from sdort.families.known_families import FAMILIES
 from sdort.families.unet import EDITING, INPAINTING, UNET
 

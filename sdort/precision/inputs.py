@@ -10,6 +10,7 @@ import numpy as np
 
 from sdort.console import say
 from sdort.errors import SdortError
+from sdort.families.known_families import DENOISERS
 from sdort.generation.pipeline import assemble
 from sdort.generation.recorded import Recording, encoder_input
 from sdort.generation.request import Request
@@ -67,7 +68,7 @@ def inputs_for(component: str, path: Path, recorded: Mapping[str, list[Feeds]]) 
     feeds = recorded.get(component, [])
     if feeds and {item.name for item in declared} <= set(feeds[0]):
         return _some(feeds), "recorded while generating"
-    side = 16 if component in ("unet", CONTROLNET, DECODER) else 64
+    side = 16 if component in (*DENOISERS, CONTROLNET, DECODER) else 64
     sample = Sample(batch=1, height=side, width=side)
     return [make_inputs(declared, sample, component, seed) for seed in range(SEEDS)], "random"
 

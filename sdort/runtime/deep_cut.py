@@ -19,9 +19,10 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.known_families import roles_of
 from sdort.model.domains import OWN_DOMAIN
 from sdort.onnx_io.branches import outer_names
-from sdort.runtime.step_split import SAMPLE, Parts, constants_of, graph_inputs, tensor_types
+from sdort.runtime.step_split import Parts, constants_of, graph_inputs, tensor_types
 from sdort.workload.residuals import is_residual
 
 DEPTH = 2
@@ -116,7 +117,9 @@ class _Search:
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         weights = _weights(graph)
-        self.before: dict[str, int] = {name: 0 for name in graph_inputs(graph) if name == SAMPLE or is_residual(name)}
+        inputs = graph_inputs(graph)
+        sample = roles_of(inputs).sample
+        self.before: dict[str, int] = {name: 0 for name in inputs if name == sample or is_residual(name)}
         """Bits of the nodes that a tensor needs; tensors that do not depend on the latents are not here."""
         self.weighted = 0
         """Bits of the nodes that read weights."""

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sdort.families.family import Roles
 from sdort.model.signature import Array, TensorSpec
-from sdort.runtime.step_split import SAMPLE, TIMESTEP
 
 ROWS = 64
 """Rows that the part of the timesteps takes at once, the last ones filled up: one shape for schedules of any length, to
@@ -68,6 +68,9 @@ class BoundPart:
         self._part.run_bound(self._binding)
 
 
+_USUAL = Roles()
+
+
 class Preparation:
     """What runs before the steps of a denoising model.
 
@@ -75,11 +78,18 @@ class Preparation:
         prompt, time: the parts, None where there is nothing of theirs.
         each_sample: as in :class:`sdort.runtime.step_split.StepSplit`.
         step: the step's inputs.
+        roles: of the whole model's inputs.
     """
 
     def __init__(
-        self, prompt: Part | None, time: Part | None, each_sample: Collection[str], step: Iterable[str]
+        self,
+        prompt: Part | None,
+        time: Part | None,
+        each_sample: Collection[str],
+        step: Iterable[str],
+        roles: Roles = _USUAL,
     ) -> None:
+        self.roles = roles
         self.prompt = prompt
         self.time = time
         self.each_sample = each_sample
@@ -110,7 +120,7 @@ class Preparation:
     @property
     def beside(self) -> list[str]:
         """What the part of the timesteps takes beside these, a row for each."""
-        return [name for name in self.time.inputs if name != TIMESTEP] if self.time else []
+        return [name for name in self.time.inputs if name != self.roles.timestep] if self.time else []
 
     def rows(self, timesteps: Array, beside: Mapping[str, Array]) -> dict[str, Array]:
         """What is made of timesteps.
@@ -127,7 +137,7 @@ class Preparation:
         found: dict[str, list[Array]] = {}
         for first in range(0, len(timesteps), ROWS):
             chosen = np.minimum(np.arange(first, first + ROWS), len(timesteps) - 1)
-            fed = {TIMESTEP: timesteps[chosen], **{name: beside[name][chosen] for name in self.beside}}
+            fed = {self.roles.timestep: timesteps[chosen], **{name: beside[name][chosen] for name in self.beside}}
             for name, values in self.time.run(fed).items():
                 found.setdefault(name, []).append(values[: len(timesteps) - first])
         return {name: np.concatenate(parts) for name, parts in found.items()}
@@ -149,7 +159,9 @@ class Preparation:
         if self.time is None:
             return step
         beside = {name: _array(self.time, made.get(name, feeds.get(name))) for name in self.beside}
-        timesteps = np.broadcast_to(_array(self.time, feeds[TIMESTEP]).reshape(-1), _shape(feeds[SAMPLE])[:1])
+        timesteps = np.broadcast_to(
+            _array(self.time, feeds[self.roles.timestep]).reshape(-1), _shape(feeds[self.roles.sample])[:1]
+        )
         rows = self.rows(timesteps, beside)
         taken = {name: values for name, values in rows.items() if name in self.taken}
         return step | {name: values if name in self.each_sample else values[:1] for name, values in taken.items()}

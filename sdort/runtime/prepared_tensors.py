@@ -15,10 +15,11 @@ import numpy as np
 import onnx
 from onnx import helper
 
+from sdort.families.known_families import find_roles
 from sdort.model.fact import Fact
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.operators import find_operator
-from sdort.runtime.step_split import SAMPLE, TIMESTEP, StepSplit, split_step
+from sdort.runtime.step_split import StepSplit, split_step
 from sdort.runtime.unsteered import remove_control_inputs
 from sdort.workload.samples import Sample, declared_inputs, fill_inputs, fixed_batch, no_values
 
@@ -73,7 +74,7 @@ def split_file(file: ComponentFile, control_inputs: bool = False) -> StepSplit |
     Raises:
         BadModelError: as :attr:`ComponentFile.graph`.
     """
-    if not {SAMPLE, TIMESTEP} <= file.signature.inputs.keys():
+    if find_roles(file.signature.inputs) is None:
         return None
     return file.derived(_split, control_inputs)
 

@@ -14,7 +14,7 @@ import onnx
 
 from sdort.console import detail, warn
 from sdort.errors import BadModelError, SdortError
-from sdort.families.unet import UNET
+from sdort.families.known_families import DENOISERS, find_roles, roles_of
 from sdort.machine.distributions import import_onnxruntime
 from sdort.model.domains import OWN_DOMAIN
 from sdort.model.signature import Array, TensorSpec, cast_feeds
@@ -42,7 +42,7 @@ from sdort.runtime.placed_weights import PlacedWeights, placeable
 from sdort.runtime.preparation import Preparation
 from sdort.runtime.prepared_tensors import split_file
 from sdort.runtime.replaced_weights import ReplacedWeights
-from sdort.runtime.step_split import SAMPLE, TIMESTEP, StepSplit, split_step
+from sdort.runtime.step_split import StepSplit, split_step
 from sdort.runtime.stopping import stoppable
 from sdort.runtime.unsteered import remove_control_inputs
 from sdort.runtime.weight_sums import WeightSums
@@ -460,7 +460,7 @@ def _prepare_start(
     ONNX Runtime's part."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
     inputs = [info.name for info in graph.graph.input] if graph else read_component(path, component).signature.inputs
-    splits = options.split and {SAMPLE, TIMESTEP}.issubset(inputs)
+    splits = options.split and find_roles(inputs) is not None
     split = split_file(read_component(path, component), options.control_inputs) if splits and graph is None else None
     if split is None and not options.control_inputs and steering_inputs(inputs):
         graph = graph or read_component(path, component).copy()
@@ -474,7 +474,7 @@ def _prepare_start(
     if splits and graph is not None:
         split = split_step(graph)
     start = _Start(place, options, tuned, severity, optimization)
-    if options.deep_cut and component == UNET.component:
+    if options.deep_cut and component in DENOISERS:
         step = split.step if split else graph or read_component(path, component).copy()
         taken = split.inputs if split else declared_inputs(step)
         return partial(_start_cut, cut_deep(step, options.deep_cut, component), split, taken, start)
@@ -526,7 +526,9 @@ def _start_parts(split: StepSplit, start: _Start, step: onnx.ModelProto | None =
     # Their results stay while the step runs, each in a pool of its own.
     early = start.with_options(graph=False, profile="", pool=0)
     prompt, time = (None if part is None else _start_graph(part, early) for part in (split.prompt, split.time))
-    preparation = Preparation(prompt, time, split.each_sample, [info.name for info in step.graph.input])
+    preparation = Preparation(
+        prompt, time, split.each_sample, [info.name for info in step.graph.input], roles_of(split.inputs)
+    )
     return _start_graph(step, start, preparation, split.inputs)
 
 

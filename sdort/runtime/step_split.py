@@ -16,14 +16,13 @@ from dataclasses import dataclass
 import onnx
 from onnx import AttributeProto, TensorProto, helper
 
+from sdort.families.known_families import find_roles, roles_of
 from sdort.model.signature import TensorSpec
 from sdort.onnx_io.branches import outer_names
 from sdort.onnx_io.component_file import declared_inputs
 from sdort.runtime.rowwise import Rows, free_rows, same_rows
 from sdort.workload.residuals import is_residual
 
-SAMPLE, TIMESTEP = "sample", "timestep"
-"""The inputs of a denoising model that other ones are told by."""
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 """Types of what is prepared: integers are shapes, which a provider wants in the host's memory."""
 _INTEGERS = frozenset({"NonZero", "Range", "Shape", "Size"})
@@ -58,7 +57,7 @@ def split_step(model: onnx.ModelProto) -> StepSplit | None:
     The parts share nothing with ``model``, and its external data stays where it is.
     """
     inputs = graph_inputs(model.graph)
-    if not {SAMPLE, TIMESTEP} <= inputs.keys():
+    if find_roles(inputs) is None:
         return None
     found = _Dependences(model, inputs)
     prompt, rows = found.prompt_tensors(), found.timed_rows()
@@ -102,11 +101,13 @@ class _Dependences:
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto]) -> None:
         self.graph = model.graph
         self.inputs = inputs
-        changing = {name for name in inputs if name == SAMPLE or is_residual(name)}
+        roles = roles_of(inputs)
+        self.sample, self.timestep = roles.sample, roles.timestep
+        changing = {name for name in inputs if name == self.sample or is_residual(name)}
         self.types, self.shapes = tensor_types(model, inputs, self._shape_arithmetic(changing))
         self.known = Rows(constants_of(self.graph))
         self.clock, self.one_each = self._timesteps()
-        self.of_time = self._after({TIMESTEP})
+        self.of_time = self._after({self.timestep})
         self.of_inputs = self._after(set(inputs))
         self.of_latents = self._after(changing)
         """Without the timesteps, of which the latents say no more than how many there are."""
@@ -116,7 +117,7 @@ class _Dependences:
         found = set(names)
         for node in self.graph.node:
             varies = node.op_type in _RANDOM or _has_graph(node)
-            counts = TIMESTEP not in names and not self.clock.isdisjoint(node.output)
+            counts = self.timestep not in names and not self.clock.isdisjoint(node.output)
             if varies or not (counts or found.isdisjoint(node.input)):
                 found.update(node.output)
         return found
@@ -143,12 +144,12 @@ class _Dependences:
 
     def _timesteps(self) -> tuple[set[str], set[str]]:
         """Tensors that are the timestep itself, and those of them that have one for each sample."""
-        declared, batch = self.shapes.get(TIMESTEP, (None, None)), self.shapes[SAMPLE]
+        declared, batch = self.shapes.get(self.timestep, (None, None)), self.shapes[self.sample]
         if len(declared) > 1:
             return set(), set()
-        clock, each = {TIMESTEP}, {TIMESTEP} if same_rows(declared, batch) else set()
+        clock, each = {self.timestep}, {self.timestep} if same_rows(declared, batch) else set()
         if declared:
-            self.known.rows[TIMESTEP] = ()
+            self.known.rows[self.timestep] = ()
         for node in self.graph.node:
             if node.input and node.input[0] in clock and self._is_clock(node):
                 clock.add(node.output[0])
@@ -160,7 +161,7 @@ class _Dependences:
         known, made, each = self.known, set(), set(self.one_each)
         for name, shape in self.shapes.items():
             sizes = tuple(size for size in shape[1:] if isinstance(size, int))
-            rows = same_rows(shape, self.shapes[SAMPLE]) and len(sizes) == len(shape) - 1
+            rows = same_rows(shape, self.shapes[self.sample]) and len(sizes) == len(shape) - 1
             if rows and name not in self.of_time | self.of_latents:
                 known.rows[name] = sizes
                 each.add(name)
@@ -254,9 +255,10 @@ class Parts:
             free, targets = free_rows(node, rows.shapes.get(node.output[0]))
             graph.node.append(free)
             graph.initializer.extend(targets)
-        kind = self._inputs[TIMESTEP].type.tensor_type.elem_type
-        graph.input.append(helper.make_tensor_value_info(TIMESTEP, kind, ["rows"]))
-        for name in [name for name in part.inputs if name != TIMESTEP] + part.cut:
+        timestep = roles_of(self._inputs).timestep
+        kind = self._inputs[timestep].type.tensor_type.elem_type
+        graph.input.append(helper.make_tensor_value_info(timestep, kind, ["rows"]))
+        for name in [name for name in part.inputs if name != timestep] + part.cut:
             graph.input.append(self._rows(name, rows))
         graph.output.extend(self._rows(name, rows) for name in outputs)
         return self._with_constants(graph)

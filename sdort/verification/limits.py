@@ -8,7 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sdort.model.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
+from sdort.families.known_families import DENOISERS, TEXT_ENCODERS
+from sdort.model.component_names import CONTROLNET, CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 
 
 @dataclass(frozen=True)
@@ -38,36 +39,30 @@ class Tolerance:
 # Both columns are needed: the largest error finds a wrong corner, the mean a small error everywhere.
 TOLERANCES: dict[tuple[str, str], Tolerance] = {
     # The same sums in another order: measured at most 6e-6 and 1e-6 on graphs of some hundred layers.
-    ("float32", "unet"): Tolerance(1e-4, 1e-5),
-    **{("float32", name): Tolerance(1e-4, 1e-5) for name in CONTROLS},
+    **{("float32", name): Tolerance(1e-4, 1e-5) for name in (*DENOISERS, *CONTROLS)},
     ("float32", ENCODER): Tolerance(1e-4, 1e-5),
     ("float32", DECODER): Tolerance(1e-4, 1e-5),
-    ("float32", "text_encoder"): Tolerance(1e-4, 1e-5),
-    ("float32", "text_encoder_2"): Tolerance(1e-4, 1e-5),
+    **{("float32", name): Tolerance(1e-4, 1e-5) for name in TEXT_ENCODERS},
     ("float32", IMAGE_ENCODER): Tolerance(1e-4, 1e-5),
     ("float32", SAFETY_CHECKER): Tolerance(1e-4, 1e-5),
     # torch with every weight and activation in fp16 against torch in fp32, random weights of unit gain: largest 1.2e-2,
     # mean 2.0e-3 on UNets, 1.2e-2 and 1.5e-3 on VAEs, 1.4e-2 and 1.3e-3 on text encoders (CLIP-L, OpenCLIP-H at full
     # size). Twice that is allowed: nothing that is only rounded in fp16 needs more, a forgotten scale, mask or bias
     # costs tens of times as much.
-    ("float16", "unet"): Tolerance(2.5e-2, 4e-3),
-    **{("float16", name): Tolerance(2.5e-2, 4e-3) for name in CONTROLS},
+    **{("float16", name): Tolerance(2.5e-2, 4e-3) for name in (*DENOISERS, *CONTROLS)},
     ("float16", ENCODER): Tolerance(2.5e-2, 3e-3),
     ("float16", DECODER): Tolerance(2.5e-2, 3e-3),
-    ("float16", "text_encoder"): Tolerance(3e-2, 3e-3),
-    ("float16", "text_encoder_2"): Tolerance(3e-2, 3e-3),
+    **{("float16", name): Tolerance(3e-2, 3e-3) for name in TEXT_ENCODERS},
     ("float16", IMAGE_ENCODER): Tolerance(3e-2, 3e-3),
     ("float16", SAFETY_CHECKER): Tolerance(3e-2, 3e-3),
     # bf16 has 8 bits where fp16 has 11, and MIGraphX rounds every result to it. The demo model so emulated: largest
     # 1.6e-1, mean 3.4e-2 on its UNet (at the last timestep), 1.7e-1 and 1.4e-2 on its VAE, 1.7e-1 and 6.6e-3 on its
     # text encoder; MIGraphX 2.14 itself, on its target ref: 2.4e-1 and 4.7e-2 on that UNet, 1.8e-1 and 1.8e-2 on that
     # text encoder.
-    ("bfloat16", "unet"): Tolerance(3e-1, 6e-2),
-    **{("bfloat16", name): Tolerance(3e-1, 6e-2) for name in CONTROLS},
+    **{("bfloat16", name): Tolerance(3e-1, 6e-2) for name in (*DENOISERS, *CONTROLS)},
     ("bfloat16", ENCODER): Tolerance(3e-1, 3e-2),
     ("bfloat16", DECODER): Tolerance(3e-1, 3e-2),
-    ("bfloat16", "text_encoder"): Tolerance(3e-1, 3e-2),
-    ("bfloat16", "text_encoder_2"): Tolerance(3e-1, 3e-2),
+    **{("bfloat16", name): Tolerance(3e-1, 3e-2) for name in TEXT_ENCODERS},
     ("bfloat16", IMAGE_ENCODER): Tolerance(3e-1, 3e-2),
     ("bfloat16", SAFETY_CHECKER): Tolerance(3e-1, 3e-2),
 }
@@ -175,9 +170,9 @@ REASONS = (
     ),
     Reason(
         "1 - cosine",
-        f"{1 - TOLERANCES['float32', 'unet'].cosine:.1e}",
-        " to ".join(f"{1 - TOLERANCES['float16', name].cosine:.1e}" for name in (DECODER, "unet")),
-        " to ".join(f"{1 - TOLERANCES['bfloat16', name].cosine:.1e}" for name in (DECODER, "unet")),
+        f"{1 - TOLERANCES['float32', CONTROLNET].cosine:.1e}",
+        " to ".join(f"{1 - TOLERANCES['float16', name].cosine:.1e}" for name in (DECODER, CONTROLNET)),
+        " to ".join(f"{1 - TOLERANCES['bfloat16', name].cosine:.1e}" for name in (DECODER, CONTROLNET)),
         "finds a turned output whatever its standard deviation: r^2 / 2 for an error of r, three "
         "times the allowed mean.",
     ),

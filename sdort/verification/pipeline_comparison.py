@@ -349,7 +349,7 @@ def _verify_images(run: _Run, recorded: RecordedRun) -> None:
     if not references:
         return  # recorded as missing already
     if run.original is None and run.checkpoint is not None:
-        context = run.folder.file("unet").signature.inputs.get("encoder_hidden_states")
+        context = run.folder.file(run.folder.denoiser).signature.inputs.get(run.folder.family.denoiser.roles.context)
         references = generate_in_torch(run.checkpoint, requests, context)
     total = len(requests) * run.options.seeds * _steps(requests[0])
     try:

@@ -108,12 +108,12 @@ def _collect(
     folder: PipelineFolder,
 ) -> None:
     """Sort the inputs that were recorded for one image by component."""
-    steps = fed["unet"]
+    steps = fed[folder.denoiser]
     last = len(steps) - 1
     for index in sorted({round(part * last / (RECORDED_TIMESTEPS - 1)) for part in range(RECORDED_TIMESTEPS)}):
-        timestep = float(np.asarray(steps[index]["timestep"]).flat[0])
+        timestep = float(np.asarray(steps[index][folder.family.denoiser.roles.timestep]).flat[0])
         what = f"{label}, step {index + 1} of {len(steps)}, timestep {timestep:g}"
-        inputs.setdefault("unet", []).append(Inputs(RECORDED, what, steps[index], timestep))
+        inputs.setdefault(folder.denoiser, []).append(Inputs(RECORDED, what, steps[index], timestep))
     for encoder in folder.family.encoders:
         prompts = fed[encoder.component]
         for index, feeds in enumerate(prompts):

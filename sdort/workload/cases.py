@@ -9,13 +9,18 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
-from sdort.families.known_families import FAMILIES
+from sdort.families.known_families import DENOISERS, FAMILIES
+from sdort.families.timestep_shapes import timestep_shape
 from sdort.model.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
-from sdort.model.signature import Array, TensorSpec, static_size, timestep_shape
+from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.workload.image_inputs import image_inputs, is_image_scale
 from sdort.workload.residuals import IMAGE, SCALES, is_residual
 from sdort.workload.samples import (
-    GUIDANCE_EMBEDDING,
+    CONTEXT,
+    GUIDANCE,
+    SAMPLE,
+    SIZES,
+    TIMESTEP,
     Input,
     Sample,
     fill_inputs,
@@ -99,14 +104,14 @@ class CaseNumbers:
             return np.ones(shape, np.float32)
         if item.name == IMAGE or self.case.component == T2I_ADAPTER:
             return generator.uniform(0, 1, shape).astype(np.float32)
-        if item.name == "timestep":
+        if item.name in TIMESTEP:
             return np.full(shape, 500, item.dtype)
         if item.name == "input_ids":
             return generator.integers(0, 256, shape)
-        if item.name == "time_ids":
+        if item.name in SIZES:
             size = [self.case.height, self.case.width]
             return np.tile(np.asarray([*size, 0, 0, *size][: shape[1]], np.float32), (shape[0], 1))
-        if item.name == GUIDANCE_EMBEDDING:
+        if item.name in GUIDANCE:
             return random_guidance(generator, shape).astype(np.float32)
         if len(shape) == 4 and self.case.component == ENCODER:
             return generator.uniform(-1, 1, shape).astype(np.float32)
@@ -136,7 +141,7 @@ def make_feeds(
     image = channels or (3 if pictures else 4)
     items = [_input(case, spec, inputs, image) for spec in inputs.values()]
     for item, spec in zip(items, inputs.values(), strict=True):
-        if item.name == "sample" or not follows(item.name):
+        if item.name in SAMPLE or not follows(item.name):
             _refuse_other_size(case, item, spec, sample)
     return fill_inputs(items, sample, case.component, CaseNumbers(case))
 
@@ -144,16 +149,16 @@ def make_feeds(
 def _input(case: Case, spec: TensorSpec, inputs: Mapping[str, TensorSpec], channels: int) -> Input:
     """An input with the dims that every Stable Diffusion has filled in where the model leaves them open."""
     rank = len(spec.shape)
-    known = ("input_ids", "timestep", "time_ids", "encoder_hidden_states", SCALES, *image_inputs(inputs))
+    known = ("input_ids", *TIMESTEP, *SIZES, *CONTEXT, SCALES, *image_inputs(inputs))
     named = spec.name in known
     if not (named or rank == 4 or (rank == 2 and spec.dtype.kind == "f")):
         raise BadModelError(f"it is not known what to feed the input {spec.name!r}", component=case.component)
     shape = [size if isinstance(size, int) else None for size in spec.shape]
     if rank == 4:
         shape[1] = shape[1] or channels
-    if spec.name == "time_ids":
+    if spec.name in SIZES:
         shape[1] = shape[1] or _SIZE_NUMBERS
-    per_sample = spec.name == "timestep" and rank == 1 and timestep_shape(inputs, 2) == (2,)
+    per_sample = spec.name in TIMESTEP and rank == 1 and timestep_shape(inputs, 2) == (2,)
     names = tuple(size if isinstance(size, str) else None for size in spec.shape) if follows(spec.name) else ()
     return Input(spec.name, spec.dtype, tuple(shape), per_sample=per_sample, names=names)
 
@@ -197,8 +202,8 @@ def generation_cases(
         # One prompt, or one image, after the other.
         return [Case(component, static or 1, *size)]
     parts = {min(at_once, images - first) for first in range(0, images, at_once)}
-    embedded = copies == 2 and GUIDANCE_EMBEDDING in inputs  # one prompt, without the negative one
-    samples = copies if component in ("unet", CONTROLNET) and not embedded else 1
+    embedded = copies == 2 and not GUIDANCE.isdisjoint(inputs)  # one prompt, without the negative one
+    samples = copies if component in (*DENOISERS, CONTROLNET) and not embedded else 1
     batches = {static or samples * part for part in parts}
     return [Case(component, batch, *size) for batch in sorted(batches)]
 

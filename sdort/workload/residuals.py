@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import BadModelError
+from sdort.families.known_families import roles_of
+from sdort.families.unet import UNET
 from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.model.signature import Array, TensorSpec
 from sdort.rewrite.size_names import size_at
@@ -70,12 +72,13 @@ def residual_shapes(inputs: Mapping[str, TensorSpec], sample: Sequence[int]) -> 
     Raises:
         BadModelError: nothing says how large one is.
     """
-    sizes = named_sizes(inputs["sample"], sample) if "sample" in inputs else {}
+    name = roles_of(inputs).sample
+    sizes = named_sizes(inputs[name], sample) if name in inputs else {}
     shapes = {}
     for name in all_residuals(inputs):
         shape = tuple(size for size in shape_at(inputs[name], sizes) if size is not None)
         if len(shape) != len(inputs[name].shape):
-            raise BadModelError(f"nothing says how large its input {name!r} is", component="unet")
+            raise BadModelError(f"nothing says how large its input {name!r} is", component=UNET.component)
         shapes[name] = (sample[0], *shape[1:])
     return shapes
 

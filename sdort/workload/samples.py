@@ -16,6 +16,7 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
+from sdort.families.known_families import role_names
 from sdort.model.component_names import ENCODER, T2I_ADAPTER
 from sdort.model.signature import Array
 from sdort.operators import channels_axis
@@ -26,8 +27,8 @@ from sdort.workload.residuals import IMAGE, SCALES, is_residual
 SampleDim = int | None
 
 TRAIN_TIMESTEPS = 1000
-GUIDANCE_EMBEDDING = "timestep_cond"
-"""The input of latent consistency models, float [B, C]: sines and cosines of the guidance scale."""
+SAMPLE, TIMESTEP, CONTEXT, SIZES, GUIDANCE = map(role_names, ("sample", "timestep", "context", "sizes", "guidance"))
+"""Names of inputs by what they are for, of all families; a VAE's image has one of the first, too."""
 LARGEST_SIZE_ID = 1024
 """SDXL's time_ids are image sizes and crops in pixels."""
 PASSED_THROUGH = ("Cast", "Identity", "Reshape", "Slice", "Transpose", "Unsqueeze")
@@ -65,7 +66,7 @@ class Input:
 
 def follows(name: str) -> bool:
     """Whether an input's sizes follow from the latents', or are the latents'."""
-    return name in ("sample", IMAGE) or is_residual(name)
+    return name in SAMPLE or name == IMAGE or is_residual(name)
 
 
 def declared_inputs(model: onnx.ModelProto, component: str) -> list[Input]:
@@ -149,7 +150,7 @@ class RandomNumbers:
     generator: np.random.Generator
 
     def __call__(self, item: Input, shape: tuple[int, ...]) -> Array:
-        if item.name == GUIDANCE_EMBEDDING:
+        if item.name in GUIDANCE:
             return random_guidance(self.generator, shape).astype(item.dtype)
         if item.name in (SCALES, IMAGE) or is_image_scale(item.name) or self.component == T2I_ADAPTER:
             return self.generator.uniform(0, 1, shape).astype(item.dtype)
@@ -157,7 +158,7 @@ class RandomNumbers:
             return self.generator.integers(0, TRAIN_TIMESTEPS, shape).astype(item.dtype)
         if item.dtype.kind in "iu":
             return self.generator.integers(0, item.rows or 2, shape).astype(item.dtype)
-        if item.name == "time_ids":
+        if item.name in SIZES:
             return self.generator.integers(0, LARGEST_SIZE_ID + 1, shape).astype(item.dtype)
         values = self.generator.standard_normal(shape)
         return (np.clip(values, -1, 1) if self.component == ENCODER else values).astype(item.dtype)
@@ -195,7 +196,7 @@ def fill_inputs(inputs: Iterable[Input], sample: Sample, component: str, numbers
         BadModelError: a dim is open and nothing says how large it is.
     """
     inputs = list(inputs)
-    sizes = next((_sizes(item, sample) for item in inputs if item.name == "sample"), {})
+    sizes = next((_sizes(item, sample) for item in inputs if item.name in SAMPLE), {})
     return {item.name: numbers(item, _shape(item, sample, component, sizes)) for item in inputs}
 
 
@@ -222,7 +223,7 @@ def sample_sizes(item: Input, sample: Sample) -> list[SampleDim] | None:
 
 def _shape(item: Input, sample: Sample, component: str, named: Mapping[str, int]) -> tuple[int, ...]:
     sizes = sample_sizes(item, sample)
-    if sizes is not None and item.names and item.name != "sample":
+    if sizes is not None and item.names and item.name not in SAMPLE:
         told = [size_at(name, named) if name else None for name in item.names]
         sizes = [follow or size for follow, size in zip(told, sizes, strict=True)]
     if sizes is None:

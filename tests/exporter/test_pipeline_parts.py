@@ -16,6 +16,7 @@ from sdort.errors import BadModelError
 from sdort.exporter.pipeline_parts import check_channels, check_parts, model_parts
 from sdort.exporter.source import Source, read_source, select_components
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.unet import UNET
 from sdort.pipelines.configs import write_json
 
 EXPORTED = {
@@ -184,13 +185,13 @@ def test_a_unet_takes_latents_or_an_image_and_a_mask_beside_them(more: int, outp
         ("StableDiffusionInstructPix2PixPipeline", {0, outputs, outputs + 1}),
     ):
         if more in taken:
-            check_channels({"_class_name": pipeline}, unet, vae)
+            check_channels({"_class_name": pipeline}, UNET, unet, vae)
         else:
             with pytest.raises(BadModelError, match=f"takes {outputs + more} channels and makes {outputs}"):
-                check_channels({"_class_name": pipeline}, unet, vae)
+                check_channels({"_class_name": pipeline}, UNET, unet, vae)
 
 
 def test_a_unet_makes_the_latents_of_its_vae() -> None:
     with pytest.raises(BadModelError, match="makes 8 channels, and the VAE decodes latents of 4"):
-        check_channels({}, {"in_channels": 8, "out_channels": 8}, {"latent_channels": 4})
-    check_channels({}, {"in_channels": 8, "out_channels": 8}, None)
+        check_channels({}, UNET, {"in_channels": 8, "out_channels": 8}, {"latent_channels": 4})
+    check_channels({}, UNET, {"in_channels": 8, "out_channels": 8}, None)

@@ -12,8 +12,8 @@ from support.pipelines import Exported, export_family, trace_folder
 from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
-from sdort.families.sd1 import FAMILY as SD1
-from sdort.families.sdxl import FAMILY as SDXL
+from sdort.families.data.sd1 import FAMILY as SD1
+from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.first_use.command import run
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.request import Request

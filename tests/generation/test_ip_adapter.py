@@ -176,6 +176,7 @@ def test_what_cannot_be_is_refused_in_a_sentence(made: Made, ours: Any, tmp_path
 
 def test_a_pipeline_without_an_adapter_says_how_to_export_one(made: Made, tmp_path: Path) -> None:
     folder = SimpleNamespace(
+        denoiser="unet",
         path=tmp_path,
         given=str(tmp_path),
         models={},

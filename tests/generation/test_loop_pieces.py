@@ -15,6 +15,7 @@ from onnx.reference import ReferenceEvaluator
 from support.noting import noting
 
 from sdort.errors import UsageError
+from sdort.families.unet import UNET
 from sdort.generation import adapted_weights, bound_unet, device_loop, running_controls, stages
 from sdort.generation.bound_unet import Batch, BoundBuffers
 from sdort.generation.control_plan import _other_inputs, _other_outputs
@@ -70,7 +71,7 @@ def unet(sample: Any, timestep: Any = (), kind: str = "int64", more: tuple[str, 
 
 
 def test_where_the_inputs_of_a_part_of_the_batch_are() -> None:
-    held: Any = SimpleNamespace(
+    held: Any = SimpleNamespace(roles=UNET.roles,
         row=Place("row", 9), sample=Place("sample", 6, 4, 8, 16), conditioning={"text": Place("text", 6, 77, 32)},
         residuals={"mid": Place("mid", 6, 10, 2, 3)}, first=2,
     )  # fmt: skip
@@ -128,7 +129,7 @@ def test_the_row_of_every_step(
     monkeypatch.setattr(bound_unet, "prepared_beside", prepared)
     monkeypatch.setattr(bound_unet, "timed_rows", noting(made, "timed"))
     text = Place("text", 4, 2)
-    held: Any = SimpleNamespace(
+    held: Any = SimpleNamespace(roles=UNET.roles,
         row=SimpleNamespace(array=lambda name: (shape, np.dtype(kind)) if name == "timestep" else None,
                             packed=lambda rows: rows, widened=lambda rows: {"widened": rows}),
         changes=3, session=SimpleNamespace(preparation=None if beside is None else SimpleNamespace(beside=beside),

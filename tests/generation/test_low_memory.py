@@ -193,7 +193,7 @@ def planned(**options: Any) -> Any:
     return SimpleNamespace(request=Request("a", **options), stages=stages)
 
 
-BASE: Any = SimpleNamespace(needed=("text_encoder", "unet", "vae_decoder"))
+BASE: Any = SimpleNamespace(denoiser="unet", needed=("text_encoder", "unet", "vae_decoder"))
 
 
 def test_the_largest_group_counts_and_not_the_sum(sums: Any) -> None:

@@ -100,9 +100,9 @@ def test_warming_up_and_verifying_refuse_what_cannot_fit(tiny: Tiny, monkeypatch
 
 
 def test_a_models_own_size_has_the_range_of_one_that_is_asked_for() -> None:
-    assert pixels_of([2048, 64], 8) == (16384, 512)
+    assert pixels_of([2048, 64], 8, "unet") == (16384, 512)
     with pytest.raises(BadModelError, match=r"images of 16392x16392 pixels: 16392 is not .* from 1 to 16,384"):
-        pixels_of(2049, 8)
+        pixels_of(2049, 8, "unet")
 
 
 def test_a_containers_limit_counts(tmp_path: Path) -> None:

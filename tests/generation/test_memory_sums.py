@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def test_the_largest_component_and_the_pixels_of_all_images_count(asked: list[Any]) -> None:
-    folder: Any = SimpleNamespace()
+    folder: Any = SimpleNamespace(denoiser="unet")
     request = replace(REQUEST, vae_tiling=True, vae_slicing=False)
     found = memory_need.generation_bytes(folder, request, 7, CPU, 999)
     assert found == 6 * 1000 + 6 + 3 * 7 * 32 * 48  # two samples of three images, and the last stage's pixels
@@ -75,7 +75,7 @@ def test_the_largest_component_and_the_pixels_of_all_images_count(asked: list[An
 @pytest.mark.parametrize("options", [{"init_image": PHOTO}, {"hires": 2.0, "hires_upscale": "image"}])
 def test_an_encoder_counts_where_images_are_encoded_one_by_one(options: dict[str, Any], asked: list[Any]) -> None:
     assert memory_need.encodes(replace(REQUEST, **options))
-    folder: Any = SimpleNamespace()
+    folder: Any = SimpleNamespace(denoiser="unet")
     assert memory_need.generation_bytes(folder, replace(REQUEST, **options), 4, CPU, 9) == 50_000 + 3 * 4 * 32 * 48
     assert Case("vae_encoder", 1, 32, 48) in [case for case, *_ in asked]
 
@@ -107,12 +107,14 @@ def sums(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     monkeypatch.setattr(memory_need, "weight_bytes", lambda folder, names: sum(weights[name] for name in names))
     monkeypatch.setattr(memory_need, "control_files", lambda _: [SimpleNamespace(path=net) for net in nets])
     monkeypatch.setattr(memory_need, "refuse_shortage", lambda *of: found.refused.append(of))
-    monkeypatch.setattr(memory_need, "open_refiner", lambda path, base: SimpleNamespace(path=Path("ref")))
+    monkeypatch.setattr(
+        memory_need, "open_refiner", lambda path, base: SimpleNamespace(denoiser="unet", path=Path("ref"))
+    )
     monkeypatch.setattr(memory_need, "refiner_bytes", lambda refiner, size, *_: 10_000_000 * size[1] // size[0])
     return found
 
 
-BASE: Any = SimpleNamespace(needed=("unet", "vae_decoder"))
+BASE: Any = SimpleNamespace(denoiser="unet", needed=("unet", "vae_decoder"))
 WHAT = "generating 48x16 pixels, 3 at once,"
 
 
@@ -165,7 +167,7 @@ def test_a_refiner_counts_without_a_decoder_and_with_its_unet(monkeypatch: pytes
 
     monkeypatch.setattr(memory_need, "case_bytes", case_bytes)
     monkeypatch.setattr(memory_need, "weight_bytes", lambda folder, names: 100 * len(names) + ("vae_decoder" in names))
-    refiner: Any = SimpleNamespace(needed=("text_encoder_2", "unet", "vae_decoder"))
+    refiner: Any = SimpleNamespace(denoiser="unet", needed=("text_encoder_2", "unet", "vae_decoder"))
     assert memory_need.refiner_bytes(refiner, (16, 48), REQUEST, 2, CPU) == 207
     assert memory_need.refiner_bytes(refiner, (16, 48), replace(REQUEST, guidance_scale=1.0), 9, CPU) == 207
     assert seen == [(Case("unet", 4, 16, 48), 11), (Case("unet", 3, 16, 48), 11)]
@@ -179,7 +181,7 @@ def test_what_fits_beside_the_base_is_what_is_free(
     monkeypatch.setattr(memory_need, "free_memory", lambda vendor, number: free if (vendor, number) == ("", 3) else 0)
     monkeypatch.setattr(memory_need, "refiner_bytes", lambda *_: 1000)
     monkeypatch.setattr(memory_need, "weight_bytes", lambda *_: 1000)
-    folder: Any = SimpleNamespace()
+    folder: Any = SimpleNamespace(denoiser="unet")
     options = RuntimeOptions("cpu", device_id=3)
     for free, fits in ((1000, True), (999, False), (None, True)):  # noqa: B007
         assert memory_need.fits_beside(folder, (16, 48), REQUEST, 1, CPU, options) is fits
@@ -194,7 +196,7 @@ def test_a_folder_of_two_components_counts_once(tmp_path: Path) -> None:
     for name, size in {"a/model.onnx": 10, "a/data": 200, "a/nested/more": 5000, "b/model.onnx": 3}.items():
         (tmp_path / name).write_bytes(bytes(size))
     folder: Any = SimpleNamespace(
-        models={"unet": tmp_path / "a/model.onnx", "again": tmp_path / "a/x", "vae": tmp_path / "b/y"}
+        denoiser="unet", models={"unet": tmp_path / "a/model.onnx", "again": tmp_path / "a/x", "vae": tmp_path / "b/y"}
     )
     assert memory_need.weight_bytes(folder, ["unet", "again"]) == 210
     assert memory_need.weight_bytes(folder, ["unet", "vae"]) == 213
@@ -214,7 +216,10 @@ def test_controls_take_activations_and_what_lies_between(
         "down_intrablock_additional_residuals.0": TensorSpec("in", np.dtype(np.float32), shape),
     }
     folder: Any = SimpleNamespace(
-        vae_factor=8, sample_channels=4, file=lambda _: SimpleNamespace(signature=SimpleNamespace(inputs=inputs))
+        denoiser="unet",
+        vae_factor=8,
+        sample_channels=4,
+        file=lambda _: SimpleNamespace(signature=SimpleNamespace(inputs=inputs)),
     )
     files = [SimpleNamespace(component=kind, path=Path(f"{number}/m.onnx")) for number, kind in enumerate(kinds)]
     seen: list[Any] = []
@@ -253,7 +258,9 @@ def test_a_case_counts_by_its_component(component: str, wanted: Any, monkeypatch
         memory_need, "activation_bytes", lambda file, sample, on: counted[file] if sample.batch == 5 else 0
     )
     names = ("unet", "vae_decoder", "vae_encoder", "text_encoder", "other")
-    folder: Any = SimpleNamespace(vae_factor=8, models=names, file=lambda name: name, config=lambda name: {})
+    folder: Any = SimpleNamespace(
+        denoiser="unet", vae_factor=8, models=names, file=lambda name: name, config=lambda name: {}
+    )
     assert memory_need.case_bytes(folder, Case(component, 5, 16, 48), CPU, PLAN, steps=4) == wanted
     assert asked == ([component] if component.startswith("vae") else [])
 

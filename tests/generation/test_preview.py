@@ -19,7 +19,7 @@ from support.tiny_pipeline import SCHEDULER, Tiny
 import sdort
 from sdort.console import NORMAL, set_verbosity
 from sdort.errors import UsageError
-from sdort.families.sdxl import FAMILY as SDXL
+from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.generation import preview_display
 from sdort.generation.diffusers_sampler import DiffusersSampler
 from sdort.generation.preview import PREVIEW_VAE, BatchPreviews, Preview, Previewer, make_decode

@@ -13,10 +13,10 @@ from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.declared_options import ranges_of
+from sdort.families.data.sd1 import FAMILY as SD1
+from sdort.families.data.sdxl import FAMILY as SDXL
+from sdort.families.data.sdxl_refiner import FAMILY as REFINER
 from sdort.families.family import Encoder
-from sdort.families.sd1 import FAMILY as SD1
-from sdort.families.sdxl import FAMILY as SDXL
-from sdort.families.sdxl_refiner import FAMILY as REFINER
 from sdort.generation import request as request_module
 from sdort.generation.image_noise import ImageSeed
 from sdort.generation.input_image import InputImage
@@ -302,7 +302,7 @@ def folder(
     file = SimpleNamespace(signature=SimpleNamespace(inputs=specs))
     return SimpleNamespace(
         file=lambda _: file, vae_factor=factor, default_size=default, family=family, path=Path("pipe"), given="pipe",
-        latent_channels=latents, sample_channels=sample[1], models=models,
+        latent_channels=latents, sample_channels=sample[1], models=models, denoiser=family.denoiser.component,
     )  # fmt: skip
 
 

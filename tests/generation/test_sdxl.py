@@ -23,8 +23,8 @@ from support.step_texts import image_by_step_texts
 from sdort.cli import cli
 from sdort.engines.torch_runners import PipelineRunner
 from sdort.errors import BadModelError
-from sdort.families.sd1 import FAMILY as SD1
-from sdort.families.sdxl import FAMILY as SDXL
+from sdort.families.data.sd1 import FAMILY as SD1
+from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.generation.guard import SAFER
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.recorded import HostLoop, Recorder

@@ -13,6 +13,7 @@ import pytest
 from support.noting import noting
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.family import Encoder
 from sdort.generation import guard, pipeline, preview
 from sdort.generation.guard import Guard
 from sdort.generation.image_noise import ImageSeed
@@ -52,7 +53,7 @@ def test_what_steers_the_unet_is_widened_first(
         return [SimpleNamespace(component=component) for component in opened]
 
     held = Guard({})
-    assert held._widen_controls(SimpleNamespace(exchange=exchange), "it is dead") is bool(opened)  # type: ignore[arg-type]
+    assert held._widen_controls("unet", SimpleNamespace(exchange=exchange), "it is dead") is bool(opened)  # type: ignore[arg-type]
     assert asked == [(f"place of {component}", all_nodes, "options") for component in opened]
     assert held.widened == dict.fromkeys(opened, "all of it")
     told = " ".join(capsys.readouterr().err.split())
@@ -71,7 +72,7 @@ def test_the_unet_with_control_inputs_is_beside_the_other_where_there_is_room(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(pipeline, "has_room", noting(asked, room))
-    held: Any = SimpleNamespace(
+    held: Any = SimpleNamespace(denoiser="unet",
         sessions={"unet": SimpleNamespace(place="place"), "vae": 1}, folder="folder", provider="p", options="given",
         loop="loop", _set_aside="older", _opened_again=lambda *given: given,
     )  # fmt: skip
@@ -90,7 +91,7 @@ def test_a_session_is_opened_again_for_adapters(
     told: list[Any] = []
     forgotten: list[str] = []
     monkeypatch.setattr(pipeline, "remark_inputs", told.append)
-    held: Any = SimpleNamespace(
+    held: Any = SimpleNamespace(denoiser="unet",
         sessions={each: SimpleNamespace(place=f"place of {each}", options=Options(False, True, False))
                   for each in ("unet", "text_encoder")},
         _opened_again=lambda *given: given, adapters=SimpleNamespace(forget=forgotten.append),
@@ -118,14 +119,15 @@ def test_an_image_goes_through_the_image_encoder() -> None:
     assert opened == [("image_encoder",)]
 
 
-def test_every_text_encoder_says_which_output_conditions() -> None:
+def test_every_text_encoder_says_which_output_conditions(monkeypatch: pytest.MonkeyPatch) -> None:
     names = ("text_encoder", "text_encoder_2")
-    encoders = [SimpleNamespace(component=name, outputs=lambda *given, name=name: (name, *given)) for name in names]
+    encoders = [Encoder(name, {}) for name in names]
+    monkeypatch.setattr(pipeline, "encoder_outputs", lambda encoder, *given: (encoder.component, *given))
     folder = SimpleNamespace(family=SimpleNamespace(encoders=encoders), config=lambda name: f"config of {name}")
     sessions = {
         name: SimpleNamespace(outputs=[SimpleNamespace(name=f"{name}.{index}") for index in range(2)]) for name in names
     }
-    held: Any = SimpleNamespace(folder=folder, sessions=sessions)
+    held: Any = SimpleNamespace(denoiser="unet", folder=folder, sessions=sessions)
     held._outputs = partial(TextToImage._outputs, held)
     found: Any = TextToImage._conditioning_outputs(held, 3)
     assert found == {name: (name, [f"{name}.0", f"{name}.1"], f"config of {name}", 3) for name in names}
@@ -153,7 +155,7 @@ def test_batches_go_through_every_stage_with_their_own_conditions(
         ran.append((*work("loop"), source))
         return np.full(2, len(ran))
 
-    held: Any = SimpleNamespace(
+    held: Any = SimpleNamespace(denoiser="unet",
         _recurrence=lambda request, stage: (request.number, stage),
         _larger=lambda latents, request, stage, seeds: ("larger", latents[0], request.number, stage, tuple(seeds)),
         _denoise_batch=lambda *given: given, _denoised=denoised, one_group=None,

@@ -12,9 +12,9 @@ import pytest
 from PIL import Image
 
 from sdort.errors import UsageError
-from sdort.families.sd1 import FAMILY as SD1
-from sdort.families.sdxl import FAMILY as SDXL
-from sdort.families.sdxl_refiner import FAMILY as REFINER
+from sdort.families.data.sd1 import FAMILY as SD1
+from sdort.families.data.sdxl import FAMILY as SDXL
+from sdort.families.data.sdxl_refiner import FAMILY as REFINER
 from sdort.generation import refiner, stages
 from sdort.generation.input_image import InputImage
 from sdort.generation.known_schedules import ScheduleCounts

@@ -341,6 +341,7 @@ NET_INPUTS = specs(sample=("N", 4, "H", "W"), timestep=(), encoder_hidden_states
                    controlnet_cond=("N", 3, "8*H", "8*W"), conditioning_scale=(2,))  # fmt: skip
 NET_OUTPUTS = specs(a=("N", 320, "H", "W"), b=("N", 1280, "H/2", "W/2"))
 FOLDER: Any = SimpleNamespace(
+    denoiser="unet",
     path=Path("pipe"),
     given="pipe",
     vae_factor=8,
@@ -410,6 +411,7 @@ def test_an_adapter_may_have_fewer_features_and_fits_by_their_shapes(monkeypatch
 def test_a_unet_has_inputs_for_each_kind(kind: str, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
     some = {name: value for name, value in UNET_INPUTS.items() if "residual" not in name or left in name}
     folder: Any = SimpleNamespace(
+        denoiser="unet",
         path=Path("pipe"),
         given="pipe",
         vae_factor=8,
@@ -494,7 +496,9 @@ def test_each_image_has_its_tokens_and_its_scale(own_negative: bool) -> None:
 def adapted(taken: int) -> Any:
     """A pipeline whose UNet takes so many images."""
     file = SimpleNamespace(signature=SimpleNamespace(inputs={f"image_tokens.{number}": 0 for number in range(taken)}))
-    return SimpleNamespace(path=Path("pipe"), given="pipe", models=[IMAGE_ENCODER], file=lambda _: file)
+    return SimpleNamespace(
+        denoiser="unet", path=Path("pipe"), given="pipe", models=[IMAGE_ENCODER], file=lambda _: file
+    )
 
 
 @pytest.mark.parametrize(

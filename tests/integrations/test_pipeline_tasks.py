@@ -40,7 +40,9 @@ CLASSES = {
 def folder(xl: bool = False, aesthetic: bool = False, channels: int = 4, encoder: bool = True) -> Any:
     family = SimpleNamespace(sizes=xl, aesthetic=aesthetic)
     models = {"unet": Path("unet"), **({"vae_encoder": Path("vae")} if encoder else {})}
-    return SimpleNamespace(path=Path("here"), family=family, sample_channels=channels, latent_channels=4, models=models)
+    return SimpleNamespace(
+        denoiser="unet", path=Path("here"), family=family, sample_channels=channels, latent_channels=4, models=models
+    )
 
 
 @pytest.mark.parametrize("task", CLASSES)

@@ -303,7 +303,7 @@ def test_each_part_of_a_session_is_bound_where_torch_meets_it(
     place: Any = SimpleNamespace(stream="a stream")
     made: Any = TensorSession(whole, place)
     assert made._step == (whole, SAMPLE, place, True)
-    time = ("rows", (split.time, "spec of time", place, False), {"each"})
+    time = ("rows", (split.time, "spec of time", place, False), {"each"}, "timestep")
     prompt = ("prompts", (split.prompt, "spec of prompt", place, False), ["sample"], ["beside"])
     assert (made._rows, made._prompts) == (time if "time" in has else None, prompt if "prompt" in has else None)
 

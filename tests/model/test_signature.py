@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdort.families.timestep_shapes import timestep_shape
 from sdort.model.element_operators import BROADCAST, UNARY, UNARY_MICROSOFT, is_unary
-from sdort.model.signature import TensorSpec, static_size, timestep_shape
+from sdort.model.signature import TensorSpec, static_size
 from sdort.model.vae_levels import decoder_widths, vae_factor
 
 

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.data.sd1 import FAMILY as SD1
+from sdort.families.data.sdxl import FAMILY as SDXL
+from sdort.families.data.sdxl_refiner import FAMILY as REFINER
 from sdort.families.family import LAST, PENULTIMATE, Encoder, Family
 from sdort.families.known_families import family_of
-from sdort.families.sd1 import FAMILY as SD1
-from sdort.families.sdxl import FAMILY as SDXL
-from sdort.families.sdxl_refiner import FAMILY as REFINER
 from sdort.pipelines import configs
 from sdort.pipelines.conditioning import Conditioning, at_size, condition, encoder_outputs, scored
 from sdort.pipelines.configs import optional_config, read_config, read_manifest, write_json
@@ -87,11 +87,11 @@ def test_the_size_that_a_unet_was_made_for(
 
 
 def test_larger_sizes_than_sdort_makes_are_refused_by_either_side() -> None:
-    assert pixels_of([2048, 1], 8) == (16384, 8)
-    assert pixels_of([1, 2048], 8) == (8, 16384)
+    assert pixels_of([2048, 1], 8, "unet") == (16384, 8)
+    assert pixels_of([1, 2048], 8, "unet") == (8, 16384)
     for size, words in (([2049, 1], "8x16392 pixels"), ([1, 2049], "16392x8 pixels"), (2049, "16392x16392 pixels")):
         with pytest.raises(BadModelError, match=words):
-            pixels_of(size, 8)
+            pixels_of(size, 8, "unet")
 
 
 SCALES: tuple[dict[str, Any], ...] = (

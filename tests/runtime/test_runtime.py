@@ -20,13 +20,13 @@ from support import runtime_copies
 
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
+from sdort.families.timestep_shapes import timestep_shape
 from sdort.generation.image_files import output_paths
 from sdort.generation.images import constant_problem, to_image
 from sdort.generation.schedulers import load_scheduler
 from sdort.machine import distributions as flavours
 from sdort.machine.onnxruntime_copies import Flavour
 from sdort.machine.system import System
-from sdort.model.signature import timestep_shape
 from sdort.onnx_io.model_hash import hash_model
 from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU, PROVIDERS

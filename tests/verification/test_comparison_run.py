@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.families.unet import UNET
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.opener import NotLoadedError
@@ -52,7 +53,8 @@ def folder_of(
         "manifest": {},
         "default_size": (64, 96),
         "vae_factor": 8,
-        "family": SimpleNamespace(aesthetic=False, encoders=()),
+        "family": SimpleNamespace(aesthetic=False, encoders=(), denoiser=UNET),
+        "denoiser": "unet",
         "compared": list(values.get("models", models)),
         "file": lambda component: SimpleNamespace(
             graph=f"{name} {component}", signature=SimpleNamespace(inputs={"encoder_hidden_states": "context"})
@@ -490,7 +492,8 @@ def test_recorded_inputs_are_of_some_steps_of_the_first_prompts(
     folder = folder_of(
         models=("unet", "vae_encoder", "safety_checker"),
         compared=["unet", "vae_encoder"] + ["safety_checker"] * scores,
-        family=SimpleNamespace(encoders=encoders),
+        family=SimpleNamespace(encoders=encoders, denoiser=UNET),
+        denoiser="unet",
         file=lambda name: SimpleNamespace(signature=SimpleNamespace(inputs={"pixels": 0, "other": 0})),
     )
     requests: Any = [SimpleNamespace(prompt=prompt) for prompt in "abc"]

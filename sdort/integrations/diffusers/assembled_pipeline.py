@@ -103,7 +103,7 @@ def _components(folder: PipelineFolder, options: LoadOptions, steered: bool, tex
         folder.path, (*ours, UNET.component, DECODER), options, optional=(ENCODER,), control_inputs=steered
     )
     parts: dict[str, Any] = {
-        "unet": unet_of(opened, reloader(load_unet, folder.path, options, control_inputs=steered)),
+        UNET.component: unet_of(opened, reloader(load_unet, folder.path, options, control_inputs=steered)),
         "vae": vae_of(opened, reloader(load_vae, folder.path, options)),
         **dict.fromkeys(TEXT_ENCODERS),
     }

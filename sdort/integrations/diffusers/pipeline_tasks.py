@@ -54,7 +54,7 @@ def _check_fit(folder: PipelineFolder, task: str) -> None:
     if folder.sample_channels != folder.latent_channels and task not in _INPAINTING:
         raise BadModelError(
             f"{folder.path} has a UNet of {folder.sample_channels} channels, which does no {task}",
-            component="unet",
+            component=folder.denoiser,
             hint=f"It is for {' and '.join(_INPAINTING)}.",
         )
     if task not in _FROM_TEXT and ENCODER not in folder.models:

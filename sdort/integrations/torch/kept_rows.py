@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import torch
 
+from sdort.families.family import Roles
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, piece_of
-from sdort.runtime.step_split import TIMESTEP
 
 KEPT_ROWS = 256
 """Timesteps of which what was made is kept, some ten kilobytes each; the oldest give way."""
@@ -89,10 +89,12 @@ class KeptRows:
     Args:
         binding: of that graph.
         each_sample: outputs of which each sample has a row.
+        timestep: the name of its input for timesteps.
     """
 
-    def __init__(self, binding: TensorBinding, each_sample: Collection[str]) -> None:
+    def __init__(self, binding: TensorBinding, each_sample: Collection[str], timestep: str = Roles.timestep) -> None:
         self._binding = binding
+        self._timestep = timestep
         self._each_sample = each_sample
         self._known = KnownTimesteps(waits=lambda timesteps: not timesteps.is_cpu)
         self._read: dict[int, tuple[PreparedInputs, torch.Tensor]] = {}
@@ -121,7 +123,7 @@ class KeptRows:
         self, timesteps: torch.Tensor, beside: Tensors, prepared: PreparedInputs | None, made: _Made | None
     ) -> PreparedInputs:
         samples, given = len(timesteps), [prepared] if prepared else []
-        rows = self._binding.run({TIMESTEP: timesteps, **beside}, *given, in_place=True)
+        rows = self._binding.run({self._timestep: timesteps, **beside}, *given, in_place=True)
         if samples not in self._read:
             own = {name: values if name in self._each_sample else values[:1] for name, values in rows.items()}
             self._read[samples] = PreparedInputs(own, fixed=True), piece_of(rows)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sdort.families.known_families import DENOISERS
 from sdort.generation.adapted_weights import is_adaptable, remark_inputs
 from sdort.generation.typed_options import runtime_options
 from sdort.integrations.torch.tensor_session import TensorSession
@@ -18,7 +19,7 @@ from sdort.runtime.announcement import announce
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import open_session
 
-RECORDED = ("unet", CONTROLNET)
+RECORDED = (*DENOISERS, CONTROLNET)
 """Components that run again and again at one size: of the others a graph of the device costs more than it saves."""
 
 

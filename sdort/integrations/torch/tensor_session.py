@@ -10,14 +10,15 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from sdort.errors import UsageError
+from sdort.families.known_families import roles_of
+from sdort.families.timestep_shapes import timestep_shape
 from sdort.integrations.torch.kept_prompts import KeptPrompts, MadeOfPrompt
 from sdort.integrations.torch.kept_rows import KeptRows
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, torch_dtype
 from sdort.integrations.torch.torch_place import TorchPlace
-from sdort.model.signature import TensorSpec, cast_feeds, timestep_shape
+from sdort.model.signature import TensorSpec, cast_feeds
 from sdort.runtime.preparation import Part, Preparation
 from sdort.runtime.session import Session
-from sdort.runtime.step_split import SAMPLE, TIMESTEP
 from sdort.workload.image_inputs import image_inputs
 from sdort.workload.residuals import IMAGE, all_residuals, named_sizes, residual_shapes, shape_at
 
@@ -49,6 +50,8 @@ class TensorSession:
             )
         self.lock = threading.RLock()
         """Held while it runs; to be taken by who changes its weights."""
+        roles = roles_of(session.inputs)
+        self._sample, self._timestep = roles.sample, roles.timestep
         self._one_for_all = frozenset({*all_residuals(session.inputs), IMAGE})
         self._fitting: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         self._repeated: tuple[tuple[str, torch.Size], ...] | None = None
@@ -60,7 +63,7 @@ class TensorSession:
         self._prompts, self._rows = None, None
         if parts := session.preparation:
             if parts.time:
-                self._rows = KeptRows(_bound(parts.time, place), parts.each_sample)
+                self._rows = KeptRows(_bound(parts.time, place), parts.each_sample, roles.timestep)
             prompt = _bound(parts.prompt, place) if parts.prompt else None
             self._prompts = KeptPrompts(prompt, parts.taken, parts.beside) if prompt else None
 
@@ -133,36 +136,36 @@ class TensorSession:
         prepared = made.time if made and made.time.values else None
         known = prepared.values if prepared else {}
         beside = {name: feeds[name] for name in parts.beside if name not in known}
-        return rows.of(feeds[TIMESTEP], len(feeds[SAMPLE]), beside, prepared, self.session.weights.version)
+        return rows.of(feeds[self._timestep], len(feeds[self._sample]), beside, prepared, self.session.weights.version)
 
     def _complete(self, feeds: Tensors) -> Tensors:
         """All inputs, of sizes that the graph takes."""
         shapes = tuple([(name, value.shape) for name, value in feeds.items()])
         if shapes == self._repeated:  # as in the steps of an image: all that follows from sizes is known
             complete = {name: feeds[name] if zeros is None else zeros for name, zeros in self._filled}
-            if TIMESTEP in complete and SAMPLE in complete:
-                complete[TIMESTEP] = self._timesteps(complete[TIMESTEP], complete[SAMPLE].shape[0])
+            if self._timestep in complete and self._sample in complete:
+                complete[self._timestep] = self._timesteps(complete[self._timestep], complete[self._sample].shape[0])
             return complete
         checked = self._checked(feeds)
         self._filled = [(name, None if name in feeds else value) for name, value in checked.items()]
-        as_given = all(checked[name] is feeds[name] for name in checked.keys() & feeds.keys() - {TIMESTEP})
+        as_given = all(checked[name] is feeds[name] for name in checked.keys() & feeds.keys() - {self._timestep})
         self._repeated = shapes if as_given else None
         return checked
 
     def _checked(self, feeds: Tensors) -> Tensors:
         given = {name: value for name, value in feeds.items() if name in self.inputs}
-        if SAMPLE in given and given[SAMPLE].ndim:
-            samples = given[SAMPLE].shape[0]
+        if self._sample in given and given[self._sample].ndim:
+            samples = given[self._sample].shape[0]
             for name in given.keys() & self._one_for_all:
                 given[name] = _for_all(given[name], samples)
-            if TIMESTEP in given:
-                given[TIMESTEP] = self._timesteps(given[TIMESTEP], samples)
+            if self._timestep in given:
+                given[self._timestep] = self._timesteps(given[self._timestep], samples)
         shapes = tuple((name, tuple(value.shape)) for name, value in given.items())
         if shapes not in self._fitting:
             _check_sizes(self.session.component, self.inputs, dict(shapes))
             self._fitting.add(shapes)
-        if SAMPLE in given:
-            given = {**self._unsteered(tuple(given[SAMPLE].shape)), **given}
+        if self._sample in given:
+            given = {**self._unsteered(tuple(given[self._sample].shape)), **given}
         complete: dict[str, torch.Tensor] = cast_feeds(given, self.inputs.values(), self.session.component)
         return complete
 

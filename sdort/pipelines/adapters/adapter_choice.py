@@ -9,6 +9,7 @@ from pathlib import Path
 from sdort.errors import UsageError
 from sdort.errors.number_ranges import ADAPTER_SCALE
 from sdort.errors.plain_text import cut
+from sdort.families.known_families import DENOISERS
 
 _SCALED = re.compile(r"(?P<path>.+):(?P<scale>[-+]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][-+]?\d+)?)", re.DOTALL)
 
@@ -33,7 +34,7 @@ class AdapterChoice:
 
     def scale_of(self, component: str) -> float:
         """The scale of what it changes in a component."""
-        return self.scale if component == "unet" else self.of_text
+        return self.scale if component in DENOISERS else self.of_text
 
 
 def parse_adapter_choice(text: str) -> AdapterChoice:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.unet import UNET
 from sdort.model.component_names import PLAIN, PLUS, RESAMPLER_HEAD
 from sdort.model.weights import Stored, Weight
 from sdort.pipelines.checkpoints.layout import equal_parts
@@ -217,6 +218,6 @@ def _other_family(adapter: IpAdapter, own: _Shapes, unet: _Shapes, model: str) -
         what = f"its attention {index + 1} is {list(own[index])}, and that of {model} is {list(unet[index])}"
     return BadModelError(
         f"the IP-Adapter {adapter.path} does not fit: {what}",
-        component="unet",
+        component=UNET.component,
         hint="Each is for SD 1.x or for SDXL: take the one of your checkpoint's family.",
     )

@@ -10,28 +10,28 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from sdort.families.known_families import DENOISERS, TEXT_ENCODERS
+from sdort.families.unet import UNET
 from sdort.pipelines.checkpoints.ldm_names import original_clip_names, original_unet_names
 
 Shape = tuple[int, ...]
 Parameters = Mapping[str, Mapping[str, Shape]]
 """Component -> its parameters with their shapes."""
 
-ADAPTED = UNET, TEXT_1, TEXT_2 = "unet", "text_encoder", "text_encoder_2"
+TEXT_1, TEXT_2 = TEXT_ENCODERS[:2]
+ADAPTED = (*DENOISERS, TEXT_1, TEXT_2)
 """The components that adapters change."""
 _PREFIXES: tuple[tuple[str, tuple[str, ...]], ...] = (
-    # kohya-ss/sd-scripts and LyCORIS
-    ("lora_unet_", (UNET,)),
-    ("lycoris_", (UNET,)),
+    # of kohya-ss/sd-scripts, LyCORIS, diffusers, ComfyUI, and checkpoints in the original layout
+    *((prefix, (name,)) for name, denoiser in DENOISERS.items() for prefix in denoiser.adapter_prefixes),
+    # kohya-ss/sd-scripts
     ("lora_te1_", (TEXT_1,)),
     ("lora_te2_", (TEXT_2,)),
     ("lora_te_", (TEXT_1, TEXT_2)),
     # diffusers
     ("text_encoder_2_", (TEXT_2,)),
     ("text_encoder_", (TEXT_1,)),
-    ("unet_", (UNET,)),
     # ComfyUI, and checkpoints in the original layout
-    ("model_diffusion_model_", (UNET,)),
-    ("diffusion_model_", (UNET,)),
     ("text_encoders_clip_l_transformer_", (TEXT_1,)),
     ("text_encoders_clip_g_transformer_", (TEXT_2,)),
     ("clip_l_transformer_", (TEXT_1,)),
@@ -40,7 +40,7 @@ _PREFIXES: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("conditioner_embedders_0_", (TEXT_1,)),
     ("conditioner_embedders_1_", (TEXT_2,)),
     # one component alone, as peft saves it
-    ("", (UNET, TEXT_1, TEXT_2)),
+    ("", ADAPTED),
 )
 """Beginnings of a module's name with underscores, and the components that they can mean; the first that fits."""
 
@@ -86,17 +86,22 @@ def component_of(name: str) -> str | None:
     """The component that the beginning of a module's name says, whether the pipeline has it or not."""
     plain = _WRAPPERS.sub("", name).replace(".", "_")
     components = next(components for prefix, components in _PREFIXES if plain.startswith(prefix))
-    return components[0] if len(components) < 3 else None
+    return None if components is ADAPTED else components[0]
 
 
 def without_component(name: str) -> str:
     """A module's name with points, as peft's configs have it: without the component that it begins with."""
-    return re.sub(r"^(?:unet|text_encoder|text_encoder_2)\.", "", _WRAPPERS.sub("", name))
+    return re.sub(rf"^(?:{'|'.join(ADAPTED)})\.", "", _WRAPPERS.sub("", name))
 
 
 def _names(component: str, parameters: Collection[str]) -> dict[str, list[Target]]:
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))
-    spelled = _unet_names(modules) if component == UNET else _text_names(modules)
+    if component == UNET.component:
+        spelled = _unet_names(modules)
+    elif component in DENOISERS:
+        spelled = ((module, [Target("", module)]) for module in modules)
+    else:
+        spelled = _text_names(modules)
     names: dict[str, list[Target]] = {}
     for name, targets in spelled:
         names.setdefault(name.replace(".", "_"), [target._replace(component=component) for target in targets])

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sdort.errors import BadModelError, UsageError, nearest_name
 from sdort.errors.plain_text import cut
-from sdort.pipelines.adapters.module_index import UNET, Parameters
+from sdort.families.unet import UNET
+from sdort.pipelines.adapters.module_index import Parameters
 from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.weight_names import FAMILY_OF_WIDTH, Kind, recognise_tensors
 from sdort.tables import counted
@@ -59,7 +60,7 @@ def check_family(path: Path, widths: Counter[int], parameters: Parameters) -> No
     Raises:
         BadModelError: they are.
     """
-    known = [shape[-1] for name, shape in parameters.get(UNET, {}).items() if name.endswith(_CONTEXT)]
+    known = [shape[-1] for name, shape in parameters.get(UNET.component, {}).items() if name.endswith(_CONTEXT)]
     if widths and known and known[0] not in widths:
         width = widths.most_common(1)[0][0]
         raise BadModelError(

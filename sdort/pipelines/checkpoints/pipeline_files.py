@@ -39,8 +39,11 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
 
 
 def _index(file: SingleFile) -> dict[str, Any]:
-    family = file.family
-    parts = {"unet": ["diffusers", "UNet2DConditionModel"], "scheduler": ["diffusers", file.scheduler["_class_name"]]}
+    family, denoiser = file.family, file.family.denoiser
+    parts = {
+        denoiser.component: [denoiser.library, denoiser.class_name],
+        "scheduler": ["diffusers", file.scheduler["_class_name"]],
+    }
     if "vae" in file.tensors:
         parts["vae"] = ["diffusers", "AutoencoderKL"]
     for part in family.encoders:

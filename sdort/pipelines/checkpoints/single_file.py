@@ -117,9 +117,11 @@ def _read(
         raise BadModelError(f"it is a {family.name} model ({variant}), which sdort does not export", hint=EXPORTED)
     beside = None if prediction_type else prediction_beside(path)
     found = find_prediction(family.name, variant, unet, tensors, notes, prediction_type, beside)
-    file = SingleFile(path, family, variant, found, {"unet": unet}, scheduler=_scheduler(family, found, tensors, notes))
+    file = SingleFile(
+        path, family, variant, found, {UNET.component: unet}, scheduler=_scheduler(family, found, tensors, notes)
+    )
     file.has_ema = any(name.startswith(EMA) for name in tensors)
-    file.configs["unet"] = {**config, "sample_size": found.sample_size or family.sample_size}
+    file.configs[UNET.component] = {**config, "sample_size": found.sample_size or family.sample_size}
     used = {name for name in tensors if name.startswith(prefix)}
     if prefix:
         for part in family.encoders:
@@ -147,7 +149,7 @@ def _refuse_differences(unet: Mapping[str, Weight]) -> None:
 
 
 def _check_latents(file: SingleFile) -> None:
-    made, decoded = file.configs["unet"]["out_channels"], file.configs.get("vae", {}).get("latent_channels")
+    made, decoded = file.configs[UNET.component]["out_channels"], file.configs.get("vae", {}).get("latent_channels")
     if decoded not in (None, made):
         raise BadModelError(
             f"its UNet makes {made} channels, and its VAE decodes latents of {decoded}: it is of a kind that sdort "

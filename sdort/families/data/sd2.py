@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sdort.families import sd1
+from sdort.families.data import sd1
 from sdort.families.family import LAST, Encoder
 from sdort.families.unet import UNET, has_linear_projections, takes_sizes
 

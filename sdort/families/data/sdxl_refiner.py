@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from sdort.families import sdxl
+from sdort.families.data import sdxl
 from sdort.families.family import AESTHETIC, CROP_LEFT, CROP_TOP, HEIGHT, WIDTH, ComfyUI
 from sdort.families.unet import attends_to_pooled, takes_sizes
 
