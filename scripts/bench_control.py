@@ -2,7 +2,7 @@
 
 All run in turns in one process, with random weights, so that ratios hold whatever else the machine does:
 
-    python scripts/bench_control.py --provider cuda --fp16 --family sd1 --size 512 --graph
+    python scripts/bench_control.py --provider cuda --fp16 --family sd15 --size 512 --graph
     python scripts/bench_control.py --provider cpu --family tiny --size 64 --work DIR
 
 Rows: plain (a UNet exported without --control), unused (exported with it and opened as a run that nothing steers opens
@@ -23,11 +23,11 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import sdort
+from sdort.demo.shapes import SHAPES
 from sdort.generation.bound_unet import Batch, BoundBuffers
 from sdort.generation.control_choice import ControlChoice
 from sdort.generation.control_plan import ControlModel
@@ -39,32 +39,8 @@ from sdort.providers import find_provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
 
-DOWN_SD, DOWN_XL = ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",), ("DownBlock2D",) + ("CrossAttnDownBlock2D",) * 2
-FAMILIES: dict[str, dict[str, Any]] = {
-    "tiny": {
-        "block_out_channels": (32, 64, 64, 64),
-        "down_block_types": DOWN_SD,
-        "attention_head_dim": 4,
-        "cross_attention_dim": 32,
-    },
-    "sd1": {
-        "block_out_channels": (320, 640, 1280, 1280),
-        "down_block_types": DOWN_SD,
-        "attention_head_dim": 8,
-        "cross_attention_dim": 768,
-    },
-    "sdxl": {
-        "block_out_channels": (320, 640, 1280),
-        "down_block_types": DOWN_XL,
-        "attention_head_dim": [5, 10, 20],
-        "cross_attention_dim": 2048,
-        "use_linear_projection": True,
-        "transformer_layers_per_block": [1, 2, 10],
-        "addition_embed_type": "text_time",
-        "addition_time_embed_dim": 256,
-        "projection_class_embeddings_input_dim": 2816,
-    },
-}
+ONLY_UNETS = ("sample_size", "up_block_types")
+"""Entries of a UNet's config that a ControlNet's lacks."""
 TOKENS, FACTOR = 77, 8
 """Of a prompt, and pixels a latent."""
 ROWS = {"plain": 0, "unused": 0, "zeros": 0, "one": 1, "two": 2}
@@ -81,12 +57,11 @@ def make(family: str, folder: Path) -> None:
     from diffusers import ControlNetModel, UNet2DConditionModel
 
     torch.manual_seed(0)
-    config = FAMILIES[family]
-    kinds = [kind.replace("Down", "Up") for kind in config["down_block_types"][::-1]]
-    UNet2DConditionModel(**config, up_block_types=kinds, sample_size=64).save_pretrained(folder / "unet" / "unet")
+    config = SHAPES[family].unet
+    UNet2DConditionModel(**config).save_pretrained(folder / "unet" / "unet")
     index = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
     (folder / "unet" / "model_index.json").write_text(json.dumps(index))
-    net = ControlNetModel(**config)
+    net = ControlNetModel(**{name: value for name, value in config.items() if name not in ONLY_UNETS})
     for layer in [*net.controlnet_down_blocks, net.controlnet_mid_block]:
         torch.nn.init.normal_(layer.weight, std=0.01)
     net.save_pretrained(folder / "net")
@@ -178,7 +153,7 @@ def main() -> int:
     """Measure and print a table, or with ``--json`` an object."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
-    parser.add_argument("--family", default="tiny", choices=sorted(FAMILIES))
+    parser.add_argument("--family", default="tiny", choices=SHAPES)
     parser.add_argument("--size", type=int, default=64, help="pixels of a side")
     parser.add_argument("--images", type=int, default=1, help="images at once; each is two samples")
     parser.add_argument("--fp16", action="store_true")

@@ -47,9 +47,9 @@ from check_comfyui import (
     write_checkpoint,
 )
 from diffusers import UNet2DConditionModel
-from gpu_benchmark import UNETS as RELEASED
 from safetensors.torch import save_file
 
+from sdort.demo.shapes import SHAPES
 from sdort.machine.gpus import memory_reader
 
 MARGIN = 6.0
@@ -60,7 +60,7 @@ GOALS = {"s": 0.8, "MiB": 1.0}
 """The most that sdort should take of ComfyUI's, by unit."""
 RANK = 16
 """The LoRA's."""
-FULL = {"sd1": ({"sample_size": 64, "cross_attention_dim": 768}, 512), "sdxl": (RELEASED["sdxl"], 1024)}
+FULL = {"sd1": (SHAPES["sd15"].unet, 512), "sdxl": (SHAPES["sdxl"].unet, 1024)}
 """The UNet's config and the side of images in pixels, by family."""
 SMALL = 128
 """Pixels of a side with ``--small``."""

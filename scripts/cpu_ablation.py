@@ -19,10 +19,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpu_benchmark import UNETS, make_checkpoint
+from gpu_benchmark import make_checkpoint
 
 import sdort
 from sdort.benchmark.timing import LEAST
+from sdort.demo.shapes import SHAPES
 from sdort.errors.number_ranges import parse_size
 from sdort.exporter.export_options import StaticSize
 
@@ -39,7 +40,7 @@ def main() -> int:
     args.work.mkdir(parents=True, exist_ok=True)
     exported = args.work / f"{args.component}-{args.family}{f'-{args.size}' if args.static else ''}"
     if args.checkpoint or not exported.exists():
-        checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}", "cpu")
+        checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}")
         size = StaticSize(1, *args.sides) if args.static else None
         sdort.export(checkpoint, exported, components=[args.component], static=size, overwrite=True)
     whole = optimized(exported, "all")
@@ -61,7 +62,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--lacking", default="upsampling_phases", help="names that --disable takes, by commas")
     parser.add_argument("--component", default="vae_decoder", choices=["unet", "vae_decoder", "vae_encoder"])
     parser.add_argument("--size", default="512x512", help="of the image")
-    parser.add_argument("--family", default="sd15", choices=["sd15", *UNETS])
+    parser.add_argument("--family", default="sd15", choices=SHAPES)
     parser.add_argument("--checkpoint", type=Path)
     parser.add_argument("--static", action="store_true", help="a graph that is exported for its size")
     parser.add_argument("--repeat", type=int, default=9, help="timed calls of each model")

@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 from diffusers import DiffusionPipeline
-from gpu_benchmark import environment, free, make_pipeline, why
+from gpu_benchmark import environment, free, make_checkpoint, why
 
 import sdort
 from sdort.demo import DEMO_FOLDER
@@ -89,7 +89,7 @@ def arguments() -> argparse.Namespace:
 def checkpoint_of(args: argparse.Namespace) -> Path:
     if args.checkpoint:
         return Path(args.checkpoint)
-    return DEMO_FOLDER if args.family == "tiny" else make_pipeline(args.work / "checkpoint-sd15", args.device)
+    return DEMO_FOLDER if args.family == "tiny" else make_checkpoint("sd15", args.work / "checkpoint-sd15")
 
 
 def torch_pipeline(checkpoint: Path, dtype: torch.dtype, args: argparse.Namespace) -> Any:

@@ -3,11 +3,11 @@
 
     python scripts/export_benchmark.py --work DIR [--rounds N] [--traces DIR] [--json FILE] [--keep]
 
-DIR needs 11 GB. The checkpoint is DIR/checkpoint, by default Stable Diffusion 1.5's whole UNet with seeded random
-weights. Its first export traces it; then it is exported N times (5) and copied N times, in turn, in processes of their
-own. The checkpoint is in the system's cache, and what one step wrote is on the disk before the next one begins. With
---traces the exporter's traces are kept there, and what it has once is traced no more. The exit code is 1 if a later
-export gives other bytes than the first.
+DIR needs 8 GB. The checkpoint is DIR/checkpoint, by default Stable Diffusion 1.5's shape with random weights, of which
+the UNet is exported. Its first export traces it; then it is exported N times (5) and copied N times, in turn, in
+processes of their own. The checkpoint is in the system's cache, and what one step wrote is on the disk before the next
+one begins. With --traces the exporter's traces are kept there, and what it has once is traced no more. The exit code
+is 1 if a later export gives other bytes than the first.
 """
 
 from __future__ import annotations
@@ -26,14 +26,7 @@ from typing import Any
 
 from compare_ort_optimizer import finish, measured, read_and_write, timed
 
-CHECKPOINT = """
-import json, sys, torch
-from diffusers import UNet2DConditionModel
-torch.manual_seed(15)
-UNet2DConditionModel(sample_size=64, cross_attention_dim=768).save_pretrained(sys.argv[1] + "/unet")
-index = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
-json.dump(index, open(sys.argv[1] + "/model_index.json", "w"))
-"""
+from sdort.demo import write_demo
 
 
 def main() -> int:
@@ -47,7 +40,7 @@ def main() -> int:
     source, out = args.work / "checkpoint", args.work / "out"
     if not source.exists():
         source.mkdir(parents=True)
-        measured([sys.executable, "-c", CHECKPOINT, str(source)])
+        write_demo("random:sd15", source)
     weights = source / "unet" / "diffusion_pytorch_model.safetensors"
     command = [sys.executable, "-m", "sdort", "-q", "export", str(source), str(out)]
     traces = args.traces or args.work / "traces"

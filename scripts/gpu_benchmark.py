@@ -4,13 +4,13 @@
 Everything is checked against torch in fp32 before it is timed; both sides of every ratio come from one run.
 
     python scripts/gpu_benchmark.py --work DIR [--provider cuda|rocm] [--batch 2,16] [--size 512x512,1024x1024]
-        [--family sd15|sd21|sdxl|sdxl-refiner|tiny] [--components unet,vae_decoder]
+        [--family sd15|sd21|sdxl|sdxl-refiner|...] [--components unet,vae_decoder]
         [--engines sdort,torch,compile,ort] [--custom-ops FILE] [--static] [--ablation] [--checkpoint DIR] [--json FILE]
 
 Rows are printed, and written to FILE, as they are measured: a run that is stopped leaves what it has.
 
-Without --checkpoint a pipeline of Stable Diffusion 1.5's full architecture with seeded random weights is made in DIR;
-with --family another one's UNet and VAE. A row of sdort is a session as `sdort run --graph` opens it, on a graph of
+Without --checkpoint a pipeline of Stable Diffusion 1.5's shape with random weights is made in DIR, with --family
+another one (sdort export random:NAME). A row of sdort is a session as `sdort run --graph` opens it, on a graph of
 dynamic sizes; with --static one that was exported for its size follows. --ablation adds rows that lack one thing each.
 
 The peers: torch eager and torch.compile in the mode reduce-overhead (CUDA graphs, no max-autotune), both in
@@ -42,6 +42,8 @@ import numpy as np
 import torch
 
 import sdort
+from sdort.demo import RANDOM, write_demo
+from sdort.demo.shapes import SHAPES
 from sdort.errors.number_ranges import parse_size
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
@@ -56,7 +58,7 @@ def main() -> int:
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
     args.device = "cpu" if args.provider == "cpu" else "cuda"
-    checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}", args.device)
+    checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}")
     rows: list[dict[str, Any]] = []
     where = environment(args.device)
     print(json.dumps(where), HEADER, sep="\n", flush=True)
@@ -79,7 +81,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", dest="batches", default="2", help="samples, several by commas")
     parser.add_argument("--size", dest="sizes", default="512x512", help="of images, several by commas")
     parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--family", default="sd15", choices=["sd15", *UNETS])
+    parser.add_argument("--family", default="sd15", choices=SHAPES)
     parser.add_argument("--components", default="unet,vae_decoder")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--custom-ops", default="auto", help="as of sdort run: auto, off, or libsdort_ops.so")
@@ -92,109 +94,11 @@ def arguments() -> argparse.Namespace:
     return args
 
 
-SDXL: dict[str, Any] = {
-    "use_linear_projection": True,
-    "addition_embed_type": "text_time",
-    "addition_time_embed_dim": 256,
-}
-UNETS: dict[str, dict[str, Any]] = {
-    "sd21": {
-        "sample_size": 96,
-        "cross_attention_dim": 1024,
-        "attention_head_dim": [5, 10, 20, 20],
-        "use_linear_projection": True,
-    },
-    "sdxl": {
-        **SDXL,
-        "sample_size": 128,
-        "block_out_channels": (320, 640, 1280),
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D"),
-        "up_block_types": ("CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "transformer_layers_per_block": [1, 2, 10],
-        "attention_head_dim": [5, 10, 20],
-        "cross_attention_dim": 2048,
-        "projection_class_embeddings_input_dim": 2816,
-    },
-    "sdxl-refiner": {
-        **SDXL,
-        "sample_size": 128,
-        "block_out_channels": (384, 768, 1536, 1536),
-        "down_block_types": ("DownBlock2D", "CrossAttnDownBlock2D", "CrossAttnDownBlock2D", "DownBlock2D"),
-        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"),
-        "transformer_layers_per_block": 4,
-        "attention_head_dim": [6, 12, 24, 24],
-        "cross_attention_dim": 1280,
-        "projection_class_embeddings_input_dim": 2560,
-    },
-    "tiny": {
-        "sample_size": 8,
-        "block_out_channels": (32,),
-        "layers_per_block": 1,
-        "down_block_types": ("CrossAttnDownBlock2D",),
-        "up_block_types": ("CrossAttnUpBlock2D",),
-        "cross_attention_dim": 32,
-        "attention_head_dim": 4,
-    },
-}
-"""The released configs of UNets that are made without text encoders, and one to try this script with."""
-VAE: dict[str, Any] = {
-    "sample_size": 512,
-    "block_out_channels": (128, 256, 512, 512),
-    "layers_per_block": 2,
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-}
-"""The VAE of all released families."""
-
-
-def make_checkpoint(family: str, folder: Path, device: str) -> Path:
-    """A diffusers directory of the family's full architecture with seeded random weights."""
-    if family == "sd15":
-        return make_pipeline(folder, device)
+def make_checkpoint(family: str, folder: Path) -> Path:
+    """A diffusers directory of the family's shape with random weights, made once."""
     if not (folder / "model_index.json").exists():
-        import diffusers
-
-        torch.manual_seed(15)
-        narrow = {"block_out_channels": (32,) * 4, "layers_per_block": 1} if family == "tiny" else {}
-        with torch.device(device):  # random numbers take a minute on the host
-            unet = diffusers.UNet2DConditionModel(**UNETS[family])
-            vae = diffusers.AutoencoderKL(**{**VAE, **narrow})
-        unet.half().save_pretrained(folder / "unet")  # as model sites have them
-        vae.half().save_pretrained(folder / "vae")
-        index = {"_class_name": "StableDiffusionXLPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
-        (folder / "model_index.json").write_text(json.dumps({**index, "vae": ["diffusers", "AutoencoderKL"]}))
-    return folder
-
-
-def make_pipeline(folder: Path, device: str = "cpu") -> Path:
-    """Stable Diffusion 1.5's architecture with seeded random weights, as a diffusers directory."""
-    if (folder / "model_index.json").exists():
-        return folder
-    import diffusers
-    import transformers
-
-    from sdort.demo.tokenizer import write_tokenizer
-
-    size = write_tokenizer(folder / "tokenizer")
-    torch.manual_seed(15)
-    text = transformers.CLIPTextConfig(
-        hidden_size=768, intermediate_size=3072, num_hidden_layers=12, num_attention_heads=12, projection_dim=768,
-        vocab_size=size, bos_token_id=size - 2, eos_token_id=size - 1, pad_token_id=size - 1,
-    )  # fmt: skip
-    with torch.device(device):  # random numbers take a minute on the host
-        unet = diffusers.UNet2DConditionModel(sample_size=64, cross_attention_dim=768)
-        vae = diffusers.AutoencoderKL(**VAE)
-    diffusers.StableDiffusionPipeline(
-        vae=vae,
-        text_encoder=transformers.CLIPTextModel(text),
-        tokenizer=transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer"),
-        unet=unet,
-        scheduler=diffusers.PNDMScheduler(
-            beta_start=0.00085, beta_end=0.012, beta_schedule="scaled_linear", skip_prk_steps=True, steps_offset=1
-        ),
-        safety_checker=None, feature_extractor=None, requires_safety_checker=False,
-    ).save_pretrained(folder)  # fmt: skip
-    write_tokenizer(folder / "tokenizer")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_demo(f"{RANDOM}{family}", folder)
     return folder
 
 

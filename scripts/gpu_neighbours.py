@@ -75,8 +75,7 @@ def model(part: str, args: argparse.Namespace) -> Path:
     from gpu_benchmark import make_checkpoint, optimized
 
     args.batch = BATCHES[part]
-    device = "cpu" if args.provider == "cpu" else "cuda"
-    checkpoint = make_checkpoint(args.family, args.work / f"checkpoint-{args.family}", device)
+    checkpoint = make_checkpoint(args.family, args.work / f"checkpoint-{args.family}")
     return optimized(part, checkpoint, args, static=True)
 
 

@@ -59,7 +59,7 @@ def main() -> int:
     sdort.set_verbosity(0)
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
-    checkpoint = make_checkpoint(args.family, args.work / f"checkpoint-{args.family}", args.device)
+    checkpoint = make_checkpoint(args.family, args.work / f"checkpoint-{args.family}")
     results: dict[str, Any] = {}
     failed = 0
     for part in (steps, placement, decoding) if args.device == "cpu" else (steps, copies, placement, decoding, memory):

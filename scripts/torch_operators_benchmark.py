@@ -2,9 +2,9 @@
 
 All rows run in one process with random weights, in channels-last; every one is first compared with eager:
 
-    python scripts/torch_operators_benchmark.py --family sd1 --size 512
+    python scripts/torch_operators_benchmark.py --family sd15 --size 512
     python scripts/torch_operators_benchmark.py --family sdxl --size 1024 --json sdxl.json
-    python scripts/torch_operators_benchmark.py --family sd1 --size 512 --mode reduce-overhead
+    python scripts/torch_operators_benchmark.py --family sd15 --size 512 --mode reduce-overhead
     python scripts/torch_operators_benchmark.py --family tiny --size 64 --repeats 3
 
 Models: the UNet's step of two samples, the VAE's decoder, and one training step of a LoRA on the UNet (forward,
@@ -28,12 +28,13 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from bench_control import FAMILIES, TOKENS
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 
+from sdort.demo.shapes import SHAPES
 from sdort.integrations.torch_operators import replace
 from sdort.integrations.torch_operators.launching import serves
+from sdort.pipelines.clip_tokenizer import LENGTH
 
 MODELS = ("unet", "vae", "lora")
 ROWS = {
@@ -50,19 +51,15 @@ LOSS_SCALE = 2.0**14
 
 
 def unet(args: argparse.Namespace) -> Any:
-    config = FAMILIES[args.family]
-    kinds = tuple(kind.replace("Down", "Up") for kind in config["down_block_types"][::-1])
-    return UNet2DConditionModel(**config, up_block_types=kinds, sample_size=args.size // 8)
+    return UNet2DConditionModel(**{**SHAPES[args.family].unet, "sample_size": args.size // 8})
 
 
 def vae(args: argparse.Namespace) -> Any:
-    widths = (32, 64, 64, 64) if args.family == "tiny" else (128, 256, 512, 512)
-    down, up = ("DownEncoderBlock2D",) * 4, ("UpDecoderBlock2D",) * 4
-    return AutoencoderKL(block_out_channels=widths, down_block_types=down, up_block_types=up, layers_per_block=2)
+    return AutoencoderKL(**SHAPES[args.family].vae)
 
 
 def unet_inputs(args: argparse.Namespace, batch: int) -> dict[str, Any]:
-    config, side = FAMILIES[args.family], args.size // 8
+    config, side = SHAPES[args.family].unet, args.size // 8
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=args.dtype, device=args.device)
@@ -70,7 +67,7 @@ def unet_inputs(args: argparse.Namespace, batch: int) -> dict[str, Any]:
     inputs: dict[str, Any] = {
         "sample": draw(batch, 4, side, side).to(memory_format=torch.channels_last),
         "timestep": torch.tensor([500], device=args.device),
-        "encoder_hidden_states": draw(batch, TOKENS, config["cross_attention_dim"]),
+        "encoder_hidden_states": draw(batch, LENGTH, config["cross_attention_dim"]),
     }
     if "addition_embed_type" in config:
         pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
@@ -208,7 +205,7 @@ def _microseconds(call: Callable[[], Any], calls: int = 2000) -> float:
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=FAMILIES, default="sd1")
+    parser.add_argument("--family", choices=SHAPES, default="sd15")
     parser.add_argument("--size", type=int, default=512, help="side of the image in pixels")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--repeats", type=int, default=30)

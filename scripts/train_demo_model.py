@@ -24,9 +24,10 @@ import transformers
 from demo_batches import Sampler
 from demo_score import report
 from demo_words import caption_words, learn_merges
+from safetensors.torch import load_file, save_file
 from torch.nn.functional import l1_loss, mse_loss
 
-from sdort.demo.random_pipeline import rename_parameters
+from sdort.demo.random_pipeline import published_names
 from sdort.demo.tokenizer import write_tokenizer
 from sdort.pipelines.clip_tokenizer import LENGTH
 
@@ -335,7 +336,8 @@ def save_pipeline(training: Training, out: Path) -> None:
         feature_extractor=None,
         requires_safety_checker=False,
     ).save_pretrained(out)
-    rename_parameters(out / "text_encoder" / "model.safetensors")
+    weights = out / "text_encoder" / "model.safetensors"
+    save_file(published_names(load_file(weights)), weights, metadata={"format": "pt"})
     # transformers saves its newest format only; these files are what every version reads.
     for file in (out / "tokenizer").iterdir():
         file.unlink()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from sdort.demo.shapes import SHAPES
 from sdort.errors import OutputError
 from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.pipelines.adapters.adapter_choice import AdapterChoice
@@ -14,11 +15,11 @@ CONTROL_FOLDER = Path(__file__).parent / "control"
 CARD = "README.md"
 
 DEMO = "demo"
-RANDOM_DEMO = "demo-random"
 DEMO_CONTROL = "demo-control"
-DEMO_NAMES = (DEMO, RANDOM_DEMO, DEMO_CONTROL)
-"""Names that ``sdort export`` takes in place of a folder: the trained pipeline, a random one made on the spot, and a
-ControlNet of the trained one, which takes edges (scripts/tour_images.py)."""
+RANDOM = "random:"
+DEMO_NAMES = (DEMO, DEMO_CONTROL, *(f"{RANDOM}{name}" for name in SHAPES))
+"""Names that ``sdort export`` takes in place of a folder: the trained pipeline, a ControlNet of it, which takes edges
+(scripts/tour_images.py), and pipelines of released shapes with random weights, made on the spot."""
 
 DEMO_ADAPTER = Path(__file__).parent / "chalk.safetensors"
 """A LoRA of the trained pipeline: white shapes on black, whatever colours a prompt asks for."""
@@ -36,11 +37,11 @@ def write_demo(name: str, folder: Path) -> None:
     Raises:
         OutputError: it cannot be written.
     """
-    if name == RANDOM_DEMO:
+    if name.startswith(RANDOM):
         need_packages(*COMPARING, what=f"making {name}")
-        from sdort.demo.random_pipeline import make_demo
+        from sdort.demo.random_pipeline import make_random
 
-        make_demo(folder)
+        make_random(name.removeprefix(RANDOM), folder)
     else:
         import shutil
 

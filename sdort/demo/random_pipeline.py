@@ -1,85 +1,114 @@
-"""A tiny Stable Diffusion 1.x pipeline with random weights, made locally. Imports torch, diffusers, transformers."""
+"""Pipelines of the released shapes with random weights, made locally. Imports torch, diffusers, transformers."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import diffusers
+import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import save_file
 
 from sdort.console import quiet_libraries
-from sdort.demo.tokenizer import write_tokenizer
-from sdort.pipelines.clip_tokenizer import LENGTH
+from sdort.demo.shapes import SHAPES, Shape
+from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
+from sdort.pipelines.checkpoints.pipeline_files import write_pipeline_files
+from sdort.pipelines.clip_tokenizer import vocabulary_size
+
+T = TypeVar("T")
 
 WEIGHT_SEED = 15
-
-# Stable Diffusion 1.5's configs, narrowed: the same levels and blocks, one layer a block instead of two, and head
-# sizes of 16 and 32 instead of 40 to 160. GPU kernels of GroupNorm want an even number of channels in each of the 32
-# groups, so no level is narrower than 64.
-_WIDTH = 64
-_UNET: dict[str, Any] = {
-    "sample_size": 32,
-    "block_out_channels": (64, 64, 64, 128),
-    "layers_per_block": 1,
-    "cross_attention_dim": _WIDTH,
-    "attention_head_dim": 4,
-}
-_VAE: dict[str, Any] = {
-    "sample_size": 256,
-    "block_out_channels": (64, 64, 64, 64),
-    "layers_per_block": 1,
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-}
-_TEXT: dict[str, Any] = {
-    "hidden_size": _WIDTH,
-    "intermediate_size": 4 * _WIDTH,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": LENGTH,
-    "hidden_act": "quick_gelu",
-    "projection_dim": _WIDTH,
-}
-_SCHEDULER: dict[str, Any] = {
-    "beta_start": 0.00085,
-    "beta_end": 0.012,
-    "beta_schedule": "scaled_linear",
-    "skip_prk_steps": True,
-    "set_alpha_to_one": False,
-    "steps_offset": 1,
-}
+_NOISE = 1_048_573
+"""A prime: no width divides it, so that no two rows or channels of a tensor are alike where the noise repeats."""
+_PREFIXES = ("text_model.", "text_projection.")
 
 
-def make_demo(folder: Path) -> None:
-    """Write a diffusers directory that ``StableDiffusionPipeline.from_pretrained`` loads; always the same one."""
-    size = write_tokenizer(folder / "tokenizer")
-    text = {**_TEXT, "vocab_size": size, "bos_token_id": size - 2, "eos_token_id": size - 1, "pad_token_id": size - 1}
-    # Forked, so that a caller's own random numbers are not disturbed.
-    with quiet_libraries(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(WEIGHT_SEED)
-        diffusers.StableDiffusionPipeline(
-            vae=diffusers.AutoencoderKL(**_VAE),
-            text_encoder=transformers.CLIPTextModel(transformers.CLIPTextConfig(**text)),
-            tokenizer=transformers.CLIPTokenizer.from_pretrained(folder / "tokenizer"),
-            unet=diffusers.UNet2DConditionModel(**_UNET),
-            scheduler=diffusers.PNDMScheduler(**_SCHEDULER),
-            safety_checker=None,
-            feature_extractor=None,
-            requires_safety_checker=False,
-        ).save_pretrained(folder)
-    rename_parameters(folder / "text_encoder" / "model.safetensors")
-    # transformers saves its newest format only; these files are what every version reads.
-    write_tokenizer(folder / "tokenizer")
+def make_random(name: str, folder: Path) -> None:
+    """Write the pipeline of a shape as a diffusers directory into ``folder``, which exists; always the same bytes.
+
+    Weights are uniform within 1 / sqrt(inputs of a value), as torch begins a layer, and cost as much as writing them:
+    2 s where torch's own random numbers of SDXL take 4 minutes.
+
+    Args:
+        name: one of :data:`sdort.demo.shapes.SHAPES`.
+    """
+    shape = SHAPES[name]
+    with quiet_libraries(), torch.device("meta"):
+        models = _models(shape)
+    configs = {part: _config(model) for part, model in models.items()}
+    scheduler = shape.scheduler or shape.family.scheduler
+    write_pipeline_files(shape.family, shape.variant, configs, scheduler, folder, shape.merges)
+    noise = np.random.default_rng(WEIGHT_SEED).uniform(-1, 1, _NOISE).astype(np.float32)
+    for part, model in models.items():
+        text = part.startswith("text_encoder")
+        tensors = dict(_weights(model, noise, np.dtype(shape.dtype)))
+        path = folder / part / ("model.safetensors" if text else "diffusion_pytorch_model.safetensors")
+        save_file(published_names(tensors) if text else tensors, path, metadata={"format": "pt"})
 
 
-def rename_parameters(path: Path) -> None:
-    """Name the text encoder's parameters as all published checkpoints do.
+def published_names(tensors: Mapping[str, T]) -> dict[str, T]:
+    """The parameters of a text encoder as all published checkpoints name them.
 
-    transformers 5 reads both, but saves a new model without the inner module's name, and transformers 4 then starts
+    transformers 5 reads both, but names those of a new model without the inner module, and transformers 4 then starts
     from random values with no more than a warning.
     """
-    tensors = load_file(path)
-    save_file({f"text_model.{name}": tensor for name, tensor in tensors.items()}, path, metadata={"format": "pt"})
+    return {name if name.startswith(_PREFIXES) else f"text_model.{name}": each for name, each in tensors.items()}
+
+
+def _models(shape: Shape) -> dict[str, torch.nn.Module]:
+    """The components without storage."""
+    models: dict[str, torch.nn.Module] = {}
+    vocabulary = vocabulary_size(shape.merges) if shape.merges else CLIP_TOKENS
+    net = shape.family.denoiser
+    for part, config in zip(shape.family.encoders, shape.texts, strict=True):
+        end = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
+        words = {"hidden_act": part.activation, **part.config, **config, "vocab_size": vocabulary, **end}
+        models[part.component] = getattr(transformers, part.class_name)(transformers.CLIPTextConfig(**words))
+    models[net.component] = getattr(diffusers, net.class_name)(**shape.unet)
+    models["vae"] = diffusers.AutoencoderKL(**{**shape.family.vae, **shape.vae})
+    return models
+
+
+def _config(model: Any) -> dict[str, Any]:
+    if isinstance(model, transformers.PreTrainedModel):
+        return {**model.config.to_diff_dict(), "architectures": [type(model).__name__]}
+    return {"_class_name": type(model).__name__, **model.config}
+
+
+def _weights(
+    model: torch.nn.Module, noise: npt.NDArray[np.float32], dtype: np.dtype[Any]
+) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+    begin = 0
+    for place, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            values = np.empty(tuple(parameter.shape), dtype)
+            bound = _bound(module, name)
+            if bound is None:
+                values.fill(name == "weight")
+            else:
+                _repeat(noise * bound, values.reshape(-1), begin)
+                begin = (begin + values.size) % _NOISE
+            yield f"{place}.{name}" if place else name, values
+
+
+def _bound(module: torch.nn.Module, name: str) -> np.float32 | None:
+    """The largest value of a parameter; None for those of a norm, which begin with 1 and 0."""
+    weight: Any = module.weight if hasattr(module, "weight") else getattr(module, name)
+    if weight.dim() < 2:
+        return None
+    inputs = weight.shape[1] if isinstance(module, torch.nn.Embedding) else math.prod(weight.shape[1:])
+    return np.float32(inputs**-0.5)
+
+
+def _repeat(noise: npt.NDArray[np.float32], values: npt.NDArray[Any], begin: int) -> None:
+    """Fill ``values`` with the noise from ``begin`` on, again and again."""
+    done = 0
+    while done < values.size:
+        part = noise[begin : begin + values.size - done]
+        values[done : done + part.size] = part
+        done, begin = done + part.size, 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
 
 # Pairs in the order in which byte-pair encoding joins them; </w> ends a word.
-_MERGES = (
+MERGES = (
     "t h",
     "th e</w>",
     "i n",
@@ -30,6 +30,6 @@ _MERGES = (
 )
 
 
-def write_tokenizer(folder: Path, merges: Sequence[str] = _MERGES) -> int:
+def write_tokenizer(folder: Path, merges: Sequence[str] = MERGES) -> int:
     """Write the files of a small tokenizer; returns the size of its vocabulary."""
     return write_clip_tokenizer(folder, merges)

@@ -36,7 +36,7 @@ def single_file_source(path: Path, folder: Path, replaced: Replacements) -> Sour
     if replaced.config:
         return _with_configs(file, read_source(replaced.config, path.name), replaced)
     _check_vocabulary(file)
-    write_pipeline_files(file, folder)
+    write_pipeline_files(file.family, file.variant, file.configs, file.scheduler, folder)
     _tell_lacks(file.lacks, replaced, file.path.name)
     index = read_config(folder / INDEX)
     return Source(path.name, folder, index, tensors=file.tensors, vae=file.family.vae, file=path)

@@ -83,7 +83,7 @@ def find_checkpoint(model: str | Path) -> Checkpoint:
     if path.exists():
         return Checkpoint(text, _name_of(path), path)
     if text in DEMO_NAMES:
-        return Checkpoint(text, text)
+        return Checkpoint(text, text.replace(":", "-"))
     if is_hub_id(text):
         return Checkpoint(text, text, hub=True)
     raise not_there(text, DEMO_NAMES)

@@ -37,6 +37,11 @@ def write_clip_tokenizer(folder: Path, merges: Sequence[str], pad: str = EOS) ->
     return len(entries)
 
 
+def vocabulary_size(merges: Sequence[str]) -> int:
+    """The number of tokens that follow from the merges: the bytes inside and at the end of a word, begin and end."""
+    return 2 * 256 + len(merges) + 2
+
+
 def _byte_alphabet() -> list[str]:
     """One printable letter for each of the 256 bytes, in CLIP's order (openai/CLIP, simple_tokenizer.py)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]

@@ -57,6 +57,9 @@ def not_there(model: str, names: tuple[str, ...] = ()) -> UsageError:
     siblings = [entry.name for entry in _entries(path.parent)]
     if close := nearest_name(path.name, siblings, _ALIKE):
         return UsageError(f"{model} does not exist", hint=f"Is it {path.with_name(close)}?")
+    kind, colon, _ = model.partition(":")
+    if alike := [name for name in names if colon and name.startswith(kind + colon)]:
+        return UsageError(f"{model} does not exist", hint=f"There are {', '.join(alike)}.")
     if close := nearest_name(model.lower(), names, _ALIKE):
         return UsageError(f"{model} does not exist", hint=f"Is it {close}?")
     return UsageError(

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdort.demo import CARD, DEMO, DEMO_ADAPTER, DEMO_CONTROL, DEMO_FOLDER, RANDOM_DEMO, write_demo
+from sdort.demo import CARD, DEMO, DEMO_ADAPTER, DEMO_CONTROL, DEMO_FOLDER, RANDOM, write_demo
 from sdort.demo.prompt_language import held_out, parse
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, score
 from sdort.generation.job import choose_adapter
@@ -98,14 +98,14 @@ def test_the_tokenizer_is_the_one_that_training_writes(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize("name", [DEMO, RANDOM_DEMO])
+@pytest.mark.parametrize("name", [DEMO, f"{RANDOM}tiny"])
 def test_both_demos_are_pipelines_that_export_finds(name: str) -> None:
     from sdort.exporter.open_source import open_source
 
     with open_source(name) as source:
         assert source.name == name
         unet = json.loads((source.folder / "unet" / "config.json").read_text())
-        assert len(unet["block_out_channels"]) == {"demo": 2, "demo-random": 4}[name]
+        assert len(unet["block_out_channels"]) == {"demo": 2, "random:tiny": 4}[name]
         assert not (source.folder / CARD).exists()
 
 

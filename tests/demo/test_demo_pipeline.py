@@ -16,33 +16,33 @@ from sdort.errors import OutputError
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sdort.demo.random_pipeline import make_demo
+    from sdort.demo.random_pipeline import make_random
 
     folder = tmp_path_factory.mktemp("demo")
-    make_demo(folder)
+    make_random("tiny", folder)
     return folder
 
 
 def test_it_is_always_the_same(demo: Path, tmp_path: Path) -> None:
     import torch
 
-    from sdort.demo.random_pipeline import make_demo
+    from sdort.demo.random_pipeline import make_random
 
     torch.manual_seed(1234)
     torch.rand(5)
-    make_demo(tmp_path)
+    make_random("tiny", tmp_path)
     assert _hashes(tmp_path) == _hashes(demo)
 
 
 def test_making_it_leaves_the_callers_random_numbers_alone(tmp_path: Path) -> None:
     import torch
 
-    from sdort.demo.random_pipeline import make_demo
+    from sdort.demo.random_pipeline import make_random
 
     torch.manual_seed(5)
     expected = torch.rand(4)
     torch.manual_seed(5)
-    make_demo(tmp_path)
+    make_random("tiny", tmp_path)
     assert torch.equal(torch.rand(4), expected)
 
 

@@ -15,7 +15,7 @@ from sdort.engines.default_prompts import DEMO_PROMPTS, PROMPTS, default_prompts
     ("manifest", "prompts"),
     [
         ({"source": "demo", "optimized": {"from": "model"}}, DEMO_PROMPTS),
-        ({"source": "demo-random"}, DEMO_PROMPTS),
+        ({"source": "random:tiny"}, DEMO_PROMPTS),
         ({"source": "stable-diffusion-v1-5"}, PROMPTS),
         (None, PROMPTS),
     ],

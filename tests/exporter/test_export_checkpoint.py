@@ -30,10 +30,10 @@ WEIGHTS = "model.safetensors"
 
 @pytest.fixture(scope="session")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from sdort.demo.random_pipeline import make_demo
+    from sdort.demo.random_pipeline import make_random
 
     folder = tmp_path_factory.mktemp("demo")
-    make_demo(folder)
+    make_random("tiny", folder)
     return folder
 
 

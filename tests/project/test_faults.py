@@ -84,7 +84,7 @@ def hidden(folder: Path) -> list[str]:
 def making(command: str, demo: pipelines.Exported) -> tuple[str, ...]:
     """The command line that makes ``out``."""
     if command == "export":
-        return "export", "demo-random", "out"
+        return "export", "random:tiny", "out"
     return "optimize", str(demo.out), "out", "--fp16", "--provider", "cpu"
 
 

@@ -6,46 +6,23 @@ from typing import Any
 
 import torch
 from diffusers import AutoencoderKL, UNet2DConditionModel
-from gpu_benchmark import UNETS as RELEASED
 from support.models import Built, TextEncoder, UNet, VaeDecoder, VaeEncoder
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
-SD2_UNET: dict[str, Any] = {
-    "cross_attention_dim": 1024,
-    "attention_head_dim": [5, 10, 20, 20],
-    "use_linear_projection": True,
-}
+from sdort.demo import shapes
+
 UNETS: dict[str, dict[str, Any]] = {
-    "sd15": {"cross_attention_dim": 768},
-    "sd15_inpaint": {"cross_attention_dim": 768, "in_channels": 9},
-    "sd21": SD2_UNET,
-    "sdxl": RELEASED["sdxl"],
-    "sdxl_refiner": RELEASED["sdxl-refiner"],
+    "sd15": {**shapes.SD1_UNET},
+    "sd15_inpaint": {**shapes.SHAPES["sd15-inpainting"].unet},
+    "sd21": {**shapes.SD2_UNET},
+    "sdxl": {**shapes.SDXL_UNET},
+    "sdxl_refiner": {**shapes.REFINER_UNET},
 }
-VAE: dict[str, Any] = {
-    "block_out_channels": (128, 256, 512, 512),
-    "down_block_types": ("DownEncoderBlock2D",) * 4,
-    "up_block_types": ("UpDecoderBlock2D",) * 4,
-    "layers_per_block": 2,
-    "latent_channels": 4,
-}
+VAE: dict[str, Any] = {**shapes.VAE, "latent_channels": 4}
 TEXTS: dict[str, dict[str, Any]] = {
-    "clip_l": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 12},
-    "openclip_h": {
-        "hidden_size": 1024,
-        "intermediate_size": 4096,
-        "num_hidden_layers": 23,
-        "num_attention_heads": 16,
-        "hidden_act": "gelu",
-    },
-    "openclip_bigg": {
-        "hidden_size": 1280,
-        "intermediate_size": 5120,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 20,
-        "hidden_act": "gelu",
-        "projection_dim": 1280,
-    },
+    "clip_l": {**shapes.CLIP_L},
+    "openclip_h": {**shapes.OPENCLIP_H},
+    "openclip_bigg": {**shapes.OPENCLIP_G},
 }
 NAMES = (*UNETS, "vae_encoder", "vae_decoder", *TEXTS)
 

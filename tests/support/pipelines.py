@@ -55,9 +55,9 @@ def make_pipeline(family: str, folder: Path) -> None:
     from transformers import CLIPTextConfig, CLIPTextModel
 
     if family == "sd1":
-        from sdort.demo.random_pipeline import make_demo
+        from sdort.demo.random_pipeline import make_random
 
-        make_demo(folder)
+        make_random("tiny", folder)
         return
     if family == "sdxl":
         from support import tiny_sdxl

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sdort.families.family import Config, Family
 from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
-from sdort.pipelines.checkpoints.single_file import SingleFile
 from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
 from sdort.pipelines.configs import INDEX, write_json
 
 
-def write_pipeline_files(file: SingleFile, folder: Path) -> None:
+def write_pipeline_files(
+    family: Family,
+    variant: str | None,
+    configs: Mapping[str, Config],
+    scheduler: Config,
+    folder: Path,
+    merges: Sequence[str] = (),
+) -> None:
     """Write them as the family's published folder has them.
 
     Args:
+        family: of the pipeline.
+        variant: of its denoiser; None for the usual one.
+        configs: component -> its ``config.json``; a pipeline may lack its VAE and text encoders.
+        scheduler: ``scheduler_config.json``.
         folder: an empty one.
+        merges: of the tokenizers; CLIP's by default.
 
     Raises:
         OutputError: one cannot be written.
     """
-    write_json(folder / INDEX, _index(file))
-    for name, config in file.configs.items():
+    write_json(folder / INDEX, _index(family, variant, configs, scheduler))
+    for name, config in configs.items():
         write_config(folder / name, config)
     (folder / "scheduler").mkdir()
-    write_json(folder / "scheduler" / "scheduler_config.json", file.scheduler)
-    merges = read_clip_merges()
-    for part in file.family.encoders:
-        if part.component in file.tensors:
+    write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
+    merges = merges or read_clip_merges()
+    for part in family.encoders:
+        if part.component in configs:
             write_clip_tokenizer(folder / part.tokenizer, merges, part.pad)
 
 
@@ -38,16 +50,13 @@ def write_config(folder: Path, config: Mapping[str, Any]) -> None:
     write_json(folder / "config.json", config)
 
 
-def _index(file: SingleFile) -> dict[str, Any]:
-    family, denoiser = file.family, file.family.denoiser
-    parts = {
-        denoiser.component: [denoiser.library, denoiser.class_name],
-        "scheduler": ["diffusers", file.scheduler["_class_name"]],
-    }
-    if "vae" in file.tensors:
+def _index(family: Family, variant: str | None, configs: Mapping[str, Config], scheduler: Config) -> dict[str, Any]:
+    net = family.denoiser
+    parts = {net.component: [net.library, net.class_name], "scheduler": ["diffusers", scheduler["_class_name"]]}
+    if "vae" in configs:
         parts["vae"] = ["diffusers", "AutoencoderKL"]
     for part in family.encoders:
-        if part.component in file.tensors:
+        if part.component in configs:
             parts[part.component] = ["transformers", part.class_name]
             parts[part.tokenizer] = ["transformers", "CLIPTokenizer"]
-    return {"_class_name": family.pipelines[file.variant], **family.index, **parts}
+    return {"_class_name": family.pipelines[variant], **family.index, **parts}
