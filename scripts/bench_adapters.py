@@ -26,13 +26,13 @@ import math
 import shutil
 import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import Arguments, in_turns, timed
 from safetensors.numpy import save_file
 
 import sdort
@@ -67,7 +67,7 @@ def main() -> int:
     args.work.mkdir(parents=True, exist_ok=True)
     made = make(args)
     unet = Unet(made.plain, args)
-    report = {**unet.opening(), **ratios(interleaved(unet.steps, args.rounds))}
+    report = {**unet.opening(), **ratios(in_turns(runs_of(unet.steps), args.rounds))}
     checks: dict[str, Check] = {}
     for kind in args.kinds:
         report |= unet.switched(kind, made, checks)
@@ -85,19 +85,13 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__, "--work --provider --fp16 --graph --custom-ops --json")
     parser.add_argument("source")
-    parser.add_argument("--work", type=Path, required=True, help="pipelines and adapters; five times the checkpoint")
-    parser.add_argument("--provider", default="auto")
-    parser.add_argument("--fp16", action="store_true")
-    parser.add_argument("--graph", action="store_true")
     parser.add_argument("--batch", type=int, default=2, help="samples")
     parser.add_argument("--size", type=int, default=64, help="latents along a side")
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--rank", type=int, default=32)
     parser.add_argument("--kind", action="append", choices=KINDS, help="only this LoRA")
-    parser.add_argument("--custom-ops", default="auto")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.kinds = args.kind or list(KINDS)
     args.options = RuntimeOptions(args.provider, graph=args.graph, custom_ops=args.custom_ops)
@@ -257,7 +251,7 @@ class Unet:
         first = timed(lambda: self.running.use(plan))[1]
         adapted = step.output()
         pair = {"plain": self.steps["plain"], f"with an adapter ({kind})": step}
-        report = {f"first switch ({kind}), s": round(first, 3), **ratios(interleaved(pair, self.args.rounds))}
+        report = {f"first switch ({kind}), s": round(first, 3), **ratios(in_turns(runs_of(pair), self.args.rounds))}
         fresh = Step(self.opened(made.plain, True, self.adaptable.weights), self.args).output()
         baked = Step(self.opened(made.baked[kind], False), self.args).output()
         checks[f"{kind}: change by the LoRA"] = differing(adapted, self.own, math.inf, LEAST_CHANGE * near)
@@ -294,18 +288,8 @@ def images(made: Made, args: argparse.Namespace) -> dict[str, Check]:
     }
 
 
-def timed(work: Callable[[], Any]) -> tuple[Any, float]:
-    started = time.perf_counter()
-    return work(), time.perf_counter() - started
-
-
-def interleaved(steps: dict[str, Step], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each step, in turns."""
-    seconds: dict[str, list[float]] = {name: [] for name in steps}
-    for _ in range(rounds):
-        for name, step in steps.items():
-            seconds[name].append(timed(step.run)[1])
-    return seconds
+def runs_of(steps: dict[str, Step]) -> dict[str, Callable[[], Any]]:
+    return {name: step.run for name, step in steps.items()}
 
 
 def ratios(seconds: dict[str, list[float]]) -> dict[str, str]:

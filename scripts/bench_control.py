@@ -19,12 +19,12 @@ import json
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from measuring import Arguments, in_turns
 
 import sdort
 from sdort.demo.shapes import SHAPES
@@ -139,29 +139,21 @@ def wrong_rows(steps: dict[str, Callable[[], BoundBuffers]], args: argparse.Name
 
 def measure(steps: dict[str, Callable[[], BoundBuffers]], args: argparse.Namespace) -> dict[str, float]:
     """Median milliseconds of each row, all rows in turns."""
-    seconds: dict[str, list[float]] = {row: [] for row in steps}
-    for turn in range(args.repeat + args.warmup):
-        for row, step in steps.items():
-            started = time.perf_counter()
-            step()
-            if turn >= args.warmup:
-                seconds[row].append(time.perf_counter() - started)
+    seconds = in_turns(steps, args.repeat, warmup=args.warmup)
     return {row: 1000 * statistics.median(values) for row, values in seconds.items()}
 
 
 def main() -> int:
     """Measure and print a table, or with ``--json`` an object."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
-    parser.add_argument("--family", default="tiny", choices=SHAPES)
+    parser = Arguments(
+        __doc__,
+        "--provider --family --fp16 --graph --static --custom-ops --repeat",
+        providers="cpu cuda rocm migraphx",
+        family="tiny",
+    )
     parser.add_argument("--size", type=int, default=64, help="pixels of a side")
     parser.add_argument("--images", type=int, default=1, help="images at once; each is two samples")
-    parser.add_argument("--fp16", action="store_true")
-    parser.add_argument("--graph", action="store_true", help="record and replay CUDA or HIP graphs")
-    parser.add_argument("--static", action="store_true", help="export for one size")
-    parser.add_argument("--custom-ops", default="auto", help="as of sdort run")
     parser.add_argument("--warmup", type=int, default=5)
-    parser.add_argument("--repeat", type=int, default=30)
     parser.add_argument("--work", type=Path, help="make the models here, and keep them")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()

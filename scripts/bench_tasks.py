@@ -15,10 +15,10 @@ import argparse
 import json
 import statistics
 from collections import defaultdict
-from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import Arguments
 
 import sdort
 from sdort.errors.number_ranges import parse_size
@@ -40,15 +40,8 @@ def main() -> None:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline", type=Path)
-    parser.add_argument("--provider", default="auto")
-    parser.add_argument("--graph", action="store_true")
-    parser.add_argument("--custom-ops", default="auto")
-    parser.add_argument("--size", default="512x512", help="width x height in pixels")
-    parser.add_argument("--steps", type=int, default=20)
+    parser = Arguments(__doc__, "pipeline --provider --graph --custom-ops --size --steps --json")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

@@ -26,6 +26,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from measuring import Arguments
+
 HERE = Path(__file__).resolve().parent.parent
 SHARE, SECONDS = 1.5, 3.0
 """The target: this share of the time of reading the weights, and these seconds."""
@@ -56,15 +58,11 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline", type=Path)
-    parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
-    parser.add_argument("--steps", type=int, default=1)
+    parser = Arguments(
+        __doc__, "pipeline --provider --steps --graph --custom-ops --json", providers="cpu cuda rocm migraphx", steps=1
+    )
     parser.add_argument("--processes", type=int, default=5)
-    parser.add_argument("--graph", action="store_true")
     parser.add_argument("--tuning", action="store_true")
-    parser.add_argument("--custom-ops", default="auto")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", type=float, help=argparse.SUPPRESS)  # when its process was started
     return parser.parse_args()
 

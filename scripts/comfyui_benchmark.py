@@ -47,6 +47,7 @@ from check_comfyui import (
     write_checkpoint,
 )
 from diffusers import UNet2DConditionModel
+from measuring import Arguments
 from safetensors.torch import save_file
 
 from sdort.demo.shapes import SHAPES
@@ -106,15 +107,11 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__, "--provider --images --steps --json", providers="cuda rocm cpu")
     parser.add_argument("comfyui", type=Path)
     parser.add_argument("work", type=Path)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
     parser.add_argument("--family", dest="families", default="sd1,sdxl")
     parser.add_argument("--small", action="store_true", help="UNets of the fewest blocks, at 128x128")
-    parser.add_argument("--images", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

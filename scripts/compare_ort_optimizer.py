@@ -30,6 +30,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from measuring import Arguments
+
 EXPORT = """
 import sys, torch
 from diffusers import UNet2DConditionModel
@@ -58,6 +60,7 @@ ORT = """
 import inspect, sys, textwrap
 from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
+from measuring import Arguments
 # numpy 2.4 refuses int() of an array of one element, which get_num_heads relies on.
 for name, module in list(sys.modules.items()):
     if name.endswith("fusion_attention_unet"):
@@ -78,13 +81,11 @@ model.save_model_to_file(out, use_external_data_format=True)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
+    parser = Arguments(__doc__, "--work --json")
     parser.add_argument("--exporter", choices=["torchscript", "dynamo"], default="torchscript")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only-sdort", action="store_true", help="Compare with the copies only.")
     parser.add_argument("--cold", action="store_true", help="The input is read from the disk each time.")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", action="store_true", help="Leave the models in DIR.")
     args = parser.parse_args()
     source = args.work / args.exporter / "model.onnx"

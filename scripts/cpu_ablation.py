@@ -20,10 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from gpu_benchmark import make_checkpoint
+from measuring import Arguments
 
 import sdort
 from sdort.benchmark.timing import LEAST
-from sdort.demo.shapes import SHAPES
 from sdort.errors.number_ranges import parse_size
 from sdort.exporter.export_options import StaticSize
 
@@ -57,16 +57,9 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
+    parser = Arguments(__doc__, "--work --size --family --checkpoint --static --repeat --json", repeat=9)
     parser.add_argument("--lacking", default="upsampling_phases", help="names that --disable takes, by commas")
     parser.add_argument("--component", default="vae_decoder", choices=["unet", "vae_decoder", "vae_encoder"])
-    parser.add_argument("--size", default="512x512", help="of the image")
-    parser.add_argument("--family", default="sd15", choices=SHAPES)
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--static", action="store_true", help="a graph that is exported for its size")
-    parser.add_argument("--repeat", type=int, default=9, help="timed calls of each model")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     if args.repeat < LEAST:
         parser.error(f"--repeat {args.repeat}: fewer than {LEAST} calls have no interval")

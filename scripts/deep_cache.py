@@ -19,11 +19,11 @@ import argparse
 import json
 import sys
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
+from measuring import Arguments
 
 import sdort
 from sdort.console import show
@@ -88,19 +88,19 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline", type=Path)
-    parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
-    parser.add_argument("--graph", action="store_true")
+    parser = Arguments(
+        __doc__,
+        "pipeline --provider --graph --images --steps --json",
+        providers="cpu cuda rocm migraphx",
+        images=10,
+        steps=30,
+    )
     parser.add_argument("--every", type=int, nargs="+", default=[2, 3, 5])
     parser.add_argument("--depth", type=int, nargs="+", default=[2])
-    parser.add_argument("--images", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--size")
     parser.add_argument("--judge", action="store_true")
     parser.add_argument("--least", type=float, default=0.0)
     parser.add_argument("--right", type=float, default=0.0)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

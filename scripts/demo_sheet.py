@@ -6,11 +6,11 @@ scripts/demo_sheet.py PIPELINE [--provider cuda] [--custom-ops auto] [--count 24
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from demo_score import sheet
+from measuring import Arguments
 
 from sdort.demo.score import score
 from sdort.pipelines.folder import open_folder
@@ -21,10 +21,7 @@ from sdort.verification.semantic import semantic_requests
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline", type=Path)
-    parser.add_argument("--provider", default="cpu")
-    parser.add_argument("--custom-ops", default="auto")
+    parser = Arguments(__doc__, "pipeline --provider --custom-ops", provider="cpu")
     parser.add_argument("--count", type=int, default=24, help="images, evenly chosen from the list")
     parser.add_argument("--columns", type=int, default=12)
     parser.add_argument("--output", type=Path, required=True)

@@ -29,6 +29,7 @@ from typing import Any
 import torch
 from diffusers import DiffusionPipeline
 from gpu_benchmark import environment, free, make_checkpoint, why
+from measuring import Arguments, in_turns, refuse_unknown
 
 import sdort
 from sdort.demo import DEMO_FOLDER
@@ -69,19 +70,14 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
-    parser.add_argument("--checkpoint", type=Path)
+    parser = Arguments(
+        __doc__, "--work --provider --checkpoint --steps --repeat --json", providers="cuda rocm cpu", repeat=5
+    )
     parser.add_argument("--family", default="sd15", choices=["sd15", "tiny"])
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--size", type=int, default=512, help="side of the image in pixels")
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if unknown := sorted({*args.rows.split(",")} - {*ROWS}):
-        parser.error(f"--rows knows {', '.join(ROWS)}, and not {', '.join(unknown)}")
+    refuse_unknown(args.rows, ROWS, "--rows", parser)
     args.device = "cpu" if args.provider == "cpu" else "cuda"
     return args
 
@@ -129,11 +125,8 @@ def measure(name: str, checkpoint: Path, reference: Any, args: argparse.Namespac
             pipeline = torch_pipeline(checkpoint, torch.float16, args)
         for _ in range(WARM_UP):
             image = draw(pipeline, args)
-    ready, times = time.perf_counter() - started, []
-    for _ in range(args.repeat):
-        clock = time.perf_counter()
-        image = draw(pipeline, args)
-        times.append(time.perf_counter() - clock)
+    ready = time.perf_counter() - started
+    times = in_turns({name: lambda: draw(pipeline, args)}, args.repeat)[name]
     memory = peak.host if args.device == "cpu" else peak.device
     return {
         "median": statistics.median(times), "least": min(times), "ready": ready,

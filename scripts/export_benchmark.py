@@ -12,7 +12,6 @@ is 1 if a later export gives other bytes than the first.
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import os
 import platform
@@ -25,16 +24,15 @@ from pathlib import Path
 from typing import Any
 
 from compare_ort_optimizer import finish, measured, read_and_write, timed
+from measuring import Arguments
 
 from sdort.demo import write_demo
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
+    parser = Arguments(__doc__, "--work --json")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--traces", type=Path)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--keep", action="store_true", help="Leave checkpoint and exports in DIR.")
     args = parser.parse_args()
     source, out = args.work / "checkpoint", args.work / "out"

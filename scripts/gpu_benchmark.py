@@ -40,10 +40,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from measuring import Arguments, in_turns, refuse_unknown
 
 import sdort
 from sdort.demo import RANDOM, write_demo
-from sdort.demo.shapes import SHAPES
 from sdort.errors.number_ranges import parse_size
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
@@ -75,22 +75,17 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
+    parser = Arguments(
+        __doc__, "--work --provider --checkpoint --family --custom-ops --json", providers="cuda rocm cpu"
+    )
     parser.add_argument("--batch", dest="batches", default="2", help="samples, several by commas")
     parser.add_argument("--size", dest="sizes", default="512x512", help="of images, several by commas")
-    parser.add_argument("--checkpoint", type=Path)
-    parser.add_argument("--family", default="sd15", choices=SHAPES)
     parser.add_argument("--components", default="unet,vae_decoder")
     parser.add_argument("--engines", default=",".join(ENGINES))
-    parser.add_argument("--custom-ops", default="auto", help="as of sdort run: auto, off, or libsdort_ops.so")
     parser.add_argument("--static", action="store_true", help="also graphs that are exported for their size")
     parser.add_argument("--ablation", action="store_true", help="also rows of sdort that lack one thing each")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
-    if unknown := sorted({*args.engines.split(",")} - {*ENGINES}):
-        parser.error(f"--engines knows {', '.join(ENGINES)}, and not {', '.join(unknown)}")
+    refuse_unknown(args.engines, ENGINES, "--engines", parser)
     return args
 
 
@@ -403,14 +398,8 @@ def measure(run: Any, reference: torch.Tensor, device: str) -> dict[str, Any]:
     output = run().float()
     error = float((output - reference).norm() / reference.norm())
     worst = float((output - reference).abs().max() / reference.std())
-    times = []
-    for index in range(WARMUP + REPEAT):
-        synchronize(device)
-        clock = time.perf_counter()
-        run()
-        synchronize(device)
-        if index >= WARMUP:
-            times.append((time.perf_counter() - clock) * 1e3)
+    seconds = in_turns({"run": run}, REPEAT, warmup=WARMUP, wait=partial(synchronize, device))["run"]
+    times = [1e3 * each for each in seconds]
     again = float((run().float() - output).norm() / reference.norm())
     return {
         "median_ms": statistics.median(times), "min_ms": min(times), "p90_ms": sorted(times)[int(0.9 * len(times))],

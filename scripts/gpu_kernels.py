@@ -17,13 +17,12 @@ import json
 import re
 import statistics
 import sys
-import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch  # loads the CUDA libraries that ONNX Runtime needs
+from measuring import Arguments, in_turns
 
 import sdort
 from sdort.engines.onnx import OnnxEngine
@@ -68,16 +67,11 @@ def device_name() -> str:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline", type=Path)
+    parser = Arguments(__doc__, "pipeline --provider --size --custom-ops --json")
     parser.add_argument("--component", default="unet")
-    parser.add_argument("--provider", default="auto")
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--size", default="512x512")
     parser.add_argument("--top", type=int, default=30)
-    parser.add_argument("--custom-ops", default="auto")
     parser.add_argument("--provider-option", action="append", default=[])
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
@@ -96,12 +90,7 @@ def runner(args: argparse.Namespace, graph: bool) -> Any:
 def timed(args: argparse.Namespace) -> float:
     """Microseconds of a run that a device graph replays, in the median; where there are no graphs, of a plain run."""
     graphs = bool(choose_provider(RuntimeOptions(args.provider))[0].graph)
-    run, times = runner(args, graph=graphs), []
-    for _ in range(REPEAT):
-        start = time.perf_counter()
-        run()
-        times.append((time.perf_counter() - start) * 1e6)
-    return statistics.median(times)
+    return 1e6 * statistics.median(in_turns({"run": runner(args, graph=graphs)}, REPEAT)["run"])
 
 
 def profiled(args: argparse.Namespace) -> dict[str, tuple[float, float]]:

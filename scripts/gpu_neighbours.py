@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import Arguments
 
 BATCHES = {"vae_decoder": 1, "unet": 2}
 OPENING = 60
@@ -54,19 +55,13 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
-    parser.add_argument("--family", default="sd15", choices=["sd15", "tiny"])
-    parser.add_argument("--size", default="512x512", help="of the images")
-    parser.add_argument("--custom-ops", default="auto")
+    parser = Arguments(__doc__, "--work --provider --family --size --custom-ops --json", providers="cuda rocm cpu")
     parser.add_argument("--sessions", default="1,2,3,6,12", help="in all, over the processes")
     parser.add_argument("--processes", default="1,2")
     parser.add_argument("--modes", default="stream,graph", help="run by run, or recorded and replayed")
     parser.add_argument("--parts", default="vae,mixed")
     parser.add_argument("--seconds", type=float, default=8.0)
     parser.add_argument("--stall", type=float, default=30.0)
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--worker", default="", help=argparse.SUPPRESS)  # the models of one process's sessions
     return parser.parse_args()
 

@@ -18,7 +18,6 @@ import argparse
 import json
 import statistics
 import sys
-import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +26,7 @@ from typing import Any
 
 import numpy as np
 from gpu_benchmark import make_checkpoint, optimized
+from measuring import Arguments, timed
 
 import sdort
 from sdort.errors import SdortError
@@ -75,15 +75,10 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
-    parser.add_argument("--family", default="sd15", choices=["sd15", "tiny"])
-    parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--size", default="512x512")
+    parser = Arguments(
+        __doc__, "--work --provider --family --steps --size --custom-ops --json", providers="cuda rocm cpu"
+    )
     parser.add_argument("--decode", type=int, default=1024, help="pixels of a side of the images that are decoded")
-    parser.add_argument("--custom-ops", default="auto")
-    parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     args.device = "cpu" if args.provider == "cpu" else "cuda"
     args.batch = 2  # what gpu_benchmark's static export is made for: one image with guidance
@@ -234,9 +229,8 @@ def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         before = free_memory(provider.vendor, 0) or 0
         times, images = [], np.zeros(0)
         for _ in range(4):
-            started = time.perf_counter()
-            images = np.stack(list(made.decode(latents, plan)))
-            times.append(time.perf_counter() - started)
+            images, seconds = timed(lambda plan=plan, made=made: np.stack(list(made.decode(latents, plan))))
+            times.append(seconds)
         grown = before - (free_memory(provider.vendor, 0) or 0)
         pixels = np.clip(images / 2 + 0.5, 0, 1) * 255
         whole = pixels if whole is None else whole

@@ -27,6 +27,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from measuring import Arguments
+
 SCRIPTS = Path(__file__).resolve().parent
 ENGINES = "onnxruntime,torch,torch-compile"
 SHOWN = 40
@@ -63,13 +65,9 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "migraphx", "cpu"])
+    parser = Arguments(__doc__, "--provider --custom-ops --checkpoint --size", providers="cuda rocm migraphx cpu")
     parser.add_argument("--output", type=Path, required=True, help="reports, plots, tables and logs")
     parser.add_argument("--work", type=Path, default=Path("/tmp/sdort-trust"), help="models; several GB")
-    parser.add_argument("--custom-ops", default="auto", help="as for sdort run")
-    parser.add_argument("--checkpoint", type=Path, help="a diffusers folder in place of random weights")
-    parser.add_argument("--size", default="512x512", help="of the full-size model's images")
     parser.add_argument("--batch-size", default="1,8", help="of the ablations")
     parser.add_argument("--steps", default="20", help="denoising steps of what is timed")
     parser.add_argument("--repeat", default="3", help="timed calls of the full-size pipeline")

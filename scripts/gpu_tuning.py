@@ -20,8 +20,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+from measuring import Arguments
+
 from sdort.errors import ProviderError
-from sdort.ops.library import AUTO, OFF, resolve
+from sdort.ops.library import OFF, resolve
 
 
 class Steps:
@@ -72,12 +74,10 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "migraphx", "cpu"])
+    parser = Arguments(
+        __doc__, "--work --provider --custom-ops --size", providers="cuda rocm migraphx cpu", size="256x256"
+    )
     parser.add_argument("--exported", type=Path, help="a pipeline from sdort export, instead of the demo")
-    parser.add_argument("--custom-ops", default=AUTO, help="as for sdort: auto, on, off or a library")
-    parser.add_argument("--size", default="256x256")
     return parser.parse_args()
 
 

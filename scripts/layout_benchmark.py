@@ -24,6 +24,7 @@ from typing import Any
 import onnx
 import torch
 from gpu_benchmark import OrtRunner, environment, measure, why
+from measuring import Arguments
 from torch import nn
 
 NO_REGIONS = ("nhwc",)
@@ -165,13 +166,10 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--provider", default="cuda", choices=["cuda", "rocm", "cpu"])
+    parser = Arguments(__doc__, "--work --provider --json", providers="cuda rocm cpu")
     parser.add_argument("--nets", default=",".join(NETS))
     parser.add_argument("--size", type=int, default=256)
     parser.add_argument("--scale", type=int, default=1)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 

@@ -21,11 +21,12 @@ import argparse
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+
+from measuring import Arguments, timed
 
 import sdort
 from sdort.errors.number_ranges import parse_size
@@ -51,9 +52,8 @@ def main() -> int:
     whole: dict[str, list[float]] = {name: [] for name in draw}
     for _ in range(args.images):
         for name, each in draw.items():
-            begun = time.perf_counter()
-            result = each()
-            whole[name].append(time.perf_counter() - begun)
+            result, seconds = timed(each)
+            whole[name].append(seconds)
             if name == "generate":
                 drawn.append(result)
     stages = [stages_of(one) for one in drawn[1:]]
@@ -89,18 +89,14 @@ def stages_of(drawn: Any) -> dict[str, float]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("pipeline", type=Path)
-    parser.add_argument("--provider", default="cpu", choices=["cpu", "cuda", "rocm", "migraphx"])
-    parser.add_argument("--graph", action="store_true")
+    parser = Arguments(
+        __doc__, "pipeline --provider --graph --images --steps --json", providers="cpu cuda rocm migraphx", images=20
+    )
     parser.add_argument("--memory", choices=["normal", "low"])
-    parser.add_argument("--images", type=int, default=20)
-    parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--size")
     parser.add_argument("--diffusers", action="store_true")
     parser.add_argument("--beside", action="store_true")
     parser.add_argument("--most", type=float, default=1.03)
-    parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
 
@@ -131,7 +127,7 @@ def asked_beside(pipeline: Any, args: argparse.Namespace, options: dict[str, Any
 
     shown: list[float] = []
     show = BatchPreviews.show
-    BatchPreviews.show = lambda *given: shown.append(timed(lambda: show(*given)))  # type: ignore[method-assign]
+    BatchPreviews.show = lambda *given: shown.append(timed(lambda: show(*given))[1])  # type: ignore[method-assign]
     previews = {"steps": max(2, args.steps), "on_preview": lambda _: None, "preview_every": 1}
     pipeline.generate(PROMPT, **options | previews)
     BatchPreviews.show = show  # type: ignore[method-assign]
@@ -143,14 +139,8 @@ def asked_beside(pipeline: Any, args: argparse.Namespace, options: dict[str, Any
             "of that the texts in it": lambda: (parameters_text(record, seed), json.dumps(kept_record(record, seed))),
             "the hash of all files, once": lambda: open_folder(args.pipeline).model_hash,
         }
-        found = {what: median(timed(call) for _ in range(args.images)) for what, call in calls.items()}
+        found = {what: median(timed(call)[1] for _ in range(args.images)) for what, call in calls.items()}
     return {"a preview": median(shown), **found}
-
-
-def timed(call: Callable[[], Any]) -> float:
-    begun = time.perf_counter()
-    call()
-    return time.perf_counter() - begun
 
 
 class Watch:

@@ -23,13 +23,13 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
+from measuring import Arguments, in_turns
 
 from sdort.demo.shapes import SHAPES
 from sdort.integrations.torch_operators import replace
@@ -140,14 +140,7 @@ def training_of(_: str, args: argparse.Namespace, compiled: bool, replaced: bool
 def milliseconds(run: Callable[[], Any], args: argparse.Namespace) -> float:
     """Median of a call, with the device waited for."""
     wait = torch.cuda.synchronize if args.device.type == "cuda" else lambda: None
-    times = []
-    for _ in range(args.repeats):
-        wait()
-        start = time.perf_counter()
-        run()
-        wait()
-        times.append(1000 * (time.perf_counter() - start))
-    return statistics.median(times)
+    return 1000 * statistics.median(in_turns({"run": run}, args.repeats, wait=wait)["run"])
 
 
 def measure(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
@@ -204,14 +197,12 @@ def _microseconds(call: Callable[[], Any], calls: int = 2000) -> float:
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", choices=SHAPES, default="sd15")
+    parser = Arguments(__doc__, "--family --json")
     parser.add_argument("--size", type=int, default=512, help="side of the image in pixels")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=MODELS)
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--backend", default="inductor", help="of torch.compile")
     parser.add_argument("--mode", choices=MODES, default="default", help="of torch.compile")
-    parser.add_argument("--json", type=Path, help="write the rows to this file too")
     parser.add_argument("--overhead", action="store_true", help="the cost of a call, nothing else")
     args = parser.parse_args()
     args.device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
