@@ -43,7 +43,7 @@ def test_a_unet_has_the_tensors_and_sizes_of_the_published_config(name: str) -> 
         assert sum(shape.numel() for shape in found.values()) == PARAMETERS[name]
 
 
-@pytest.mark.parametrize("name", sorted(PUBLISHED))
+@pytest.mark.parametrize("name", ["sd15", "sdxl"])
 def test_a_vae_has_the_published_sizes_and_factor(name: str) -> None:
     shape, family = SHAPES[name], "SDXL" if name.startswith("sdxl") else "SD 1.4"
     expected = published.VAES[family]
