@@ -44,18 +44,24 @@ endif()
 if(NOT SDORT_CUDA STREQUAL "OFF")
   find_program(SDORT_NVCC nvcc HINTS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
   if(SDORT_NVCC)
+    list(GET SDORT_CUDA_ARCHS 0 oldest)
+    set(ptx ${code_folder}/compute_${oldest}.ptx)
+    add_custom_command(OUTPUT ${ptx} DEPENDS ${device_source} ${device_headers} VERBATIM
+                       COMMAND ${SDORT_NVCC} ${cuda_flags} -x cu -arch=compute_${oldest} -ptx ${device_source} -o ${ptx})
     foreach(arch ${SDORT_CUDA_ARCHS})
       set(object ${code_folder}/sm_${arch}.cubin)
       string(REGEX REPLACE "^90$" "90a" target ${arch})  # every GPU of compute capability 9.0 has its instructions
-      add_custom_command(OUTPUT ${object} DEPENDS ${device_source} ${device_headers} VERBATIM
-                         COMMAND ${SDORT_NVCC} ${cuda_flags} -x cu -gencode arch=compute_${target},code=sm_${target} -cubin ${device_source} -o ${object})
+      set(language -x cu)
+      set(source ${device_source})
+      if(target STREQUAL oldest)
+        set(language "")
+        set(source ${ptx})  # its own PTX on the way there would be the same
+      endif()
+      add_custom_command(OUTPUT ${object} DEPENDS ${source} ${device_headers} VERBATIM
+                         COMMAND ${SDORT_NVCC} ${cuda_flags} -gencode arch=compute_${target},code=sm_${target} -cubin ${language} ${source} -o ${object})
       list(APPEND objects cuda:sm_${arch}:${object})
     endforeach()
-    list(GET SDORT_CUDA_ARCHS 0 oldest)
-    set(object ${code_folder}/compute_${oldest}.ptx)
-    add_custom_command(OUTPUT ${object} DEPENDS ${device_source} ${device_headers} VERBATIM
-                       COMMAND ${SDORT_NVCC} ${cuda_flags} -x cu -arch=compute_${oldest} -ptx ${device_source} -o ${object})
-    list(APPEND objects cuda:compute_${oldest}:${object})
+    list(APPEND objects cuda:compute_${oldest}:${ptx})
   elseif(SDORT_CUDA STREQUAL "ON")
     message(FATAL_ERROR "nvcc is not here: install the CUDA toolkit or set CUDA_HOME")
   else()

@@ -14,9 +14,20 @@ from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 
+from support.turns import ALL
+
 SOURCE = Path(__file__).resolve().parents[2] / "custom_ops"
 MACHINES = ("mfma", "wmma_gfx11", "wmma_gfx12", "mma_sync")
 """The simulated machines: a wave size and a matrix instruction each (custom_ops/cmake/simulated.cmake)."""
+
+COVERED = {"gfx1101": "gfx1100", "gfx1102": "gfx1100", "gfx1200": "gfx1201"}
+"""GPUs for which nothing is built -> the one whose code stands for theirs.
+
+They have its instructions, and no source tells them apart. gfx1200's code is gfx1201's byte for byte; the others' takes
+as many vector registers or fewer, which test_ops_code.py reads in REGISTERS.md. ``MATRIX=all`` builds them too.
+"""
+ARCHITECTURES = {"gfx90a", "gfx942", "gfx1100", "gfx1151", "gfx1201"} | (COVERED.keys() if ALL else set())
+"""What is built of all that clang 19 knows; gfx950 needs a later one."""
 
 
 @cache
@@ -27,19 +38,25 @@ def build_folder() -> Path:
     """
     if given := os.environ.get("SDORT_OPS_BUILD"):
         return Path(given)
-    return built(_sources(), lambda folder: _build(folder, "-DSDORT_SIMULATED=ON"))
+    return _built_with("-DSDORT_SIMULATED=ON", f"-DSDORT_HIP_ARCHS={';'.join(sorted(ARCHITECTURES))}")
 
 
-SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1"
-"""GCC's options: the first wrong access or overflow ends the process with a report."""
+SANITIZERS = "-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer -g1"
+"""GCC's options: the first wrong access or overflow ends the process with a report.
+
+Without optimization: its compilation takes half as long, and nothing is optimized away before it is watched.
+"""
 
 
 @cache
 def sanitized_folder() -> Path:
     """As :func:`build_folder`, without code for GPUs and simulated machines, under :data:`SANITIZERS`."""
     options = ("-DSDORT_HIP=OFF", "-DSDORT_CUDA=OFF", "-DCMAKE_BUILD_TYPE=None")
-    flags = f"-DCMAKE_CXX_FLAGS={SANITIZERS}"
-    return built(_sources() | {"": flags.encode()}, lambda folder: _build(folder, *options, flags))
+    return _built_with(*options, f"-DCMAKE_CXX_FLAGS={SANITIZERS}")
+
+
+def _built_with(*options: str) -> Path:
+    return built(_sources() | {"": " ".join(options).encode()}, lambda folder: _build(folder, *options))
 
 
 def sanitizer_runtimes() -> str:
