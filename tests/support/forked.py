@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from support import waiting_threads
 from support.moments import strike
 from support.processes import heed
 
@@ -137,6 +138,7 @@ def _main(
         _before_changes(lambda number: os.kill(os.getpid(), signal.SIGKILL) if number == dies_at else None)
     if recorded:
         _before_changes(lambda number: _record(folder, number))
+    waiting_threads.stop_spinning()
     from sdort.cli import cli, interruption
 
     heed()
