@@ -17,7 +17,7 @@ from sdort.rewrite.match import Match, Refusal, refuse
 STAGE = "restore"
 ANCHOR = "com.microsoft.MultiHeadAttention"
 CLOSED = -10000.0
-"""What the kernels add to the scores of masked keys where ``mask_filter_value`` is left out."""
+"""The number that kernels add to the scores of masked keys where ``mask_filter_value`` is left out."""
 _NODE = """com.microsoft.MultiHeadAttention <mask_filter_value: float = @filter, num_heads: int = @heads,
         scale: float = @scale, unidirectional: int = @causal>"""
 ATTENTION = """Attention <is_causal: int = @is_causal, kv_num_heads: int = @heads, q_num_heads: int = @heads,
@@ -163,7 +163,7 @@ def derive(m: Match) -> dict[str, Any]:
 
 
 def attention_settings(m: Match) -> dict[str, Any]:
-    """What both of ONNX Runtime's attentions and ONNX's say in other words."""
+    """Attributes that both of ONNX Runtime's attentions and ONNX's have under other names."""
     dtype = m.editor.dtype(next(m[name] for name in ("q", "x", "qkv") if name in m.tensors))
     closed = CLOSED if m.attrs["filter"] is None else m.attrs["filter"]
     return {

@@ -38,7 +38,7 @@ FORMAT_VERSION = 1
 UNSURE = "the noise allows no other verdict; more --repeat might"
 SLOWER, FASTER, SAME, NOT_COMPARABLE = "slower", "faster", "same", "not comparable"
 NOISY = "too noisy"
-"""What people read of a row that is the same because its noise allows no other verdict."""
+"""The words for a row that is the same because its noise allows no other verdict."""
 _VERDICTS = (SLOWER, FASTER, NOT_COMPARABLE, NOISY, SAME)
 
 
@@ -87,7 +87,7 @@ _KINDS = {
     "float | None": _MEASURE,
     "dict[str, str]": mapping_to(any_text(1000), 100),
 }
-"""What a field of a row may be, by its annotation."""
+"""Types that a field of a row may have, by its annotation."""
 _ROW = record(
     {column.name: _KINDS[str(column.type)] for column in fields(Row) if column.name not in _NOT_READ}
     | {"times_ms": list_of(positive(1e12), 0, 10**6)},

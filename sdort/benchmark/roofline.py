@@ -124,7 +124,7 @@ def _shapes(listed: Iterable[Mapping[str, Sequence[int]]]) -> Shapes:
 
 
 WORKER = "sdort.benchmark.roofline_worker:profile_component"
-"""What runs in a process of its own."""
+"""The module that runs in a process of its own."""
 
 
 def measure_roofline(path: Path, case: Case, provider: Provider, options: RuntimeOptions, factor: int) -> Roofline:

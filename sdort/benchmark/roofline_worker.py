@@ -1,4 +1,4 @@
-"""What :mod:`sdort.benchmark.roofline` has measured in a process of its own: JSON in and out."""
+"""The process that measures for :mod:`sdort.benchmark.roofline`: JSON in and out."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ class Row:
     status: str = "ok"
     """``ok``, or why the row has no times."""
     checked_against: str = ""
-    """What the outputs were compared with; empty if with nothing."""
+    """The reference of the outputs; empty if there was none."""
     error: float | None = None
     """A component's largest error, over the standard deviation of the reference's output."""
     mean_error: float | None = None
@@ -102,11 +102,11 @@ class Row:
     measured_at: str = ""
     """Date and time with its offset from UTC, ISO 8601."""
     prompt: str = ""
-    """What the pipeline was asked for; components get random inputs."""
+    """The pipeline's prompt; components get random inputs."""
     stages: ImageStages | None = None
     """Median milliseconds of the pipeline's stages, where its engine tells; a CSV has no place for it."""
     disturbances: list[Disturbance] = field(default_factory=list)
-    """What else the machine did while the benchmark ran; a CSV has no place for it."""
+    """Other work of the machine while the benchmark ran; a CSV has no place for it."""
     versions: dict[str, str] = field(default_factory=dict)
     """Package -> version."""
     times_ms: list[float] = field(default_factory=list)
@@ -182,4 +182,4 @@ class Compared:
     before_ms: float | None = None
     """The saved median time, in milliseconds."""
     reason: str = ""
-    """What else there is to know; empty if nothing."""
+    """Remarks; empty if there are none."""

@@ -13,7 +13,7 @@ class ErrorReport:
     """A command's failure under ``--json``; beside these fields it holds the result as far as the command came."""
 
     error: str
-    """What happened, in words."""
+    """The error, in words."""
     type: str
     """The class of the error, as from Python: ``BadModelError``."""
     exit_code: int

@@ -69,7 +69,7 @@ class NumberList(click.ParamType[tuple[int, ...]]):
 
 
 USUAL_SIZES = ("512x512", "512x768", "768x512", "768x768", "832x1216", "1024x1024", "1216x832")
-"""What the shell completes a size to: sizes that SD 1.x, 2.x and SDXL were trained on."""
+"""Sizes that the shell completes: sizes that SD 1.x, 2.x and SDXL were trained on."""
 
 
 class Size(click.ParamType[str]):

@@ -1,4 +1,4 @@
-"""What ``sdort optimize`` prints."""
+"""Output of ``sdort optimize``."""
 
 from __future__ import annotations
 

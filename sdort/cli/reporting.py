@@ -49,7 +49,7 @@ def reporting(as_json: bool) -> Iterator[None]:
 
 
 def _in_words(error: Exception | KeyboardInterrupt) -> BaseException:
-    """What became of an import of somebody else's package, as sdort's own error; other errors as they are."""
+    """The error of sdort for a failed import of somebody else's package; other errors as they are."""
     if not isinstance(error, ImportError):
         return error
     from sdort.machine.optional_packages import of_failed_import

@@ -86,7 +86,7 @@ def schedules() -> Iterator[CacheEntry]:
 
 
 def checked() -> Iterator[CacheEntry]:
-    """What is remembered of folders whose files were compared with their ``sdort.json``, a file each."""
+    """Records of folders whose files were compared with their ``sdort.json``, a file each."""
     yield from _verified(CHECKED, checked_folder(), r"files-[0-9a-f]{32}\.json")
 
 

@@ -47,7 +47,7 @@ class Diagnosis:
     gpus: list[Gpu]
     """The GPUs of this machine."""
     findings: list[Finding]
-    """What was found, one sentence each."""
+    """Findings, one sentence each."""
 
 
 def diagnosis_of(

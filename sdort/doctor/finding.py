@@ -14,15 +14,15 @@ class Finding:
     """One sentence about one thing; ``next_step`` is empty where there is nothing to do."""
 
     section: str
-    """What it is about: ``software``, ``memory``, ..."""
+    """The subject: ``software``, ``memory``, ..."""
     check: str
     """The thing that was looked at."""
     status: str
     """``ok``, ``warning`` or ``problem``."""
     message: str
-    """What was found."""
+    """The finding, as a sentence."""
     next_step: str = ""
-    """What to do about it; empty where there is nothing to do."""
+    """The next step; empty where there is nothing to do."""
 
 
 def from_problem(section: str, problem: Problem, status: str) -> Finding:

@@ -155,7 +155,7 @@ class PipelineRunner:
         ).images
 
     def _from_image(self, picture: Any, generators: list[Any]) -> Any:
-        """What a refiner makes of the init image, Pillow's; the generators draw its latents, then the noise."""
+        """A refiner's latents of the init image, Pillow's; the generators draw them, then the noise."""
         request = self.request
         return self.pipeline(
             request.prompt,

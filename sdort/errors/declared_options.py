@@ -46,9 +46,9 @@ class Option:
     metavar: str | None = None
     """The value's name in the help."""
     unset: str = ""
-    """What the help names as the default of an option without one."""
+    """The default that the help names for an option without one."""
     completes: str = ""
-    """What a shell completes: ``files``, ``schedulers`` or ``fusions``."""
+    """Kind of values that a shell completes: ``files``, ``schedulers`` or ``fusions``."""
     positional: bool = False
     """Whether Python's functions take it as a parameter of their own."""
     needs: str = ""

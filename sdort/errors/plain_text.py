@@ -70,7 +70,7 @@ def without_unsafe_advice(text: str) -> str:
 
 
 def library_reason(error: BaseException) -> str:
-    """What a library's exception says happened: its first line, without advice (unsafe, or to install) and colours.
+    """The reason that a library's exception gives: its first line, without advice (unsafe, or to install) and colours.
 
     What to do is sdort's to say, in an error's hint.
     """

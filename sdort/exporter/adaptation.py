@@ -1,4 +1,4 @@
-"""What a user adds to a checkpoint on its way to ONNX: adapters in its weights, words in its vocabulary."""
+"""Additions of a user to a checkpoint on its way to ONNX: adapters in its weights, words in its vocabulary."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class AppliedAdapter:
     name: str
     """The file's name without its ending."""
     scale: float
-    """What its differences were multiplied by."""
+    """The factor of its differences."""
     kinds: tuple[str, ...]
     """``LoRA``, ``LoHa``, ``LoKr``, ``DoRA``, ``difference``: all that occur in it."""
     changed: dict[str, int]

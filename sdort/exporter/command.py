@@ -244,7 +244,7 @@ class OpenExport:
         return weights
 
     def space(self, out: Path) -> WritePlan:
-        """What :func:`export` would write to ``out``, and whether it fits."""
+        """Plan what :func:`export` would write to ``out``, and whether it fits."""
         return plan_space(self.components, self.adaptation.tensors, out, self.request.opset, self.cache)
 
     def report(self, out: Path) -> ExportReport:

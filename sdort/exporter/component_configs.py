@@ -57,7 +57,7 @@ _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = _NO_EF
 _LIBRARIES = {each.denoiser.class_name: each.denoiser.library for each in FAMILIES.values()}
 
 DOWNLOAD_AGAIN = "Copy or download it again."
-"""What to do where a file of a checkpoint is broken."""
+"""Advice where a file of a checkpoint is broken."""
 
 
 def normalise(class_name: str, config: Mapping[str, Any], defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -87,7 +87,7 @@ class ExportOptions(TypedDict, total=False):
     scheduler: str | None
     """Another scheduler, as ``scheduler`` of :func:`sdort.run`."""
     prediction_type: str | None
-    """What the UNet predicts: ``epsilon``, ``v_prediction`` or ``sample``."""
+    """Prediction of the UNet: ``epsilon``, ``v_prediction`` or ``sample``."""
     ema: bool
     """Read a single file's averaged weights of the UNet (EMA)."""
     lora: Sequence[str | AdapterChoice]

@@ -122,7 +122,7 @@ def write_manifest(folder: Path, report: ExportReport, origin: Path, named: Path
 
 
 def _with_size(applied: AppliedAdapter | AddedWord) -> dict[str, Any]:
-    """What the manifest has of an adapter or a word; by its size a file is known before it is opened."""
+    """The manifest's entry of an adapter or a word; by its size a file is known before it is opened."""
     return {**asdict(applied), "bytes": Path(applied.path).stat().st_size}
 
 

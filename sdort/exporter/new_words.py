@@ -33,7 +33,7 @@ class AddedWord:
     """A word of textual inversion in an export."""
 
     word: str
-    """What prompts say."""
+    """The word in prompts."""
     vectors: int
     """The number of its vectors, and of the tokens that a prompt spends on it."""
     path: str
@@ -44,7 +44,7 @@ class AddedWord:
 
 @dataclass(frozen=True)
 class _Extension:
-    """What words add to one text encoder and its tokenizer."""
+    """Rows that words add to one text encoder and its tokenizer."""
 
     tokens: Mapping[str, int]
     """Token -> id."""

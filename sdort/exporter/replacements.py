@@ -1,4 +1,4 @@
-"""What stands in the place of parts of a checkpoint: another VAE, another scheduler, another type of prediction.
+"""Replacements of parts of a checkpoint: another VAE, another scheduler, another type of prediction.
 
 An export records it, so that the same can be made of the checkpoint again, for a comparison.
 """
@@ -68,7 +68,7 @@ class MadeWith:
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any], places: Sequence[Path]) -> MadeWith:
-        """What :meth:`record` wrote to a manifest.
+        """Read what :meth:`record` wrote to a manifest.
 
         Args:
             places: folders where files are looked for, if they moved.
@@ -90,7 +90,7 @@ class MadeWith:
 
     @property
     def told(self) -> list[str]:
-        """What differs from the checkpoint alone, in words."""
+        """The differences from the checkpoint alone, in words."""
         given = self.replaced
         words = {
             "the configs of {}": given.config and given.config.name,

@@ -73,7 +73,7 @@ class Source:
     ip_adapters: tuple[AppliedIpAdapter, ...] = ()
     """IP-Adapters whose weights are among those of the UNet and of the image encoder."""
     vae: Mapping[str, Any] = field(default_factory=dict)
-    """What scales the latents of the family's VAE, where no config says."""
+    """Config that scales the latents of the family's VAE, where no config says."""
     file: Path | None = None
     """The single file, or the VAE's folder, that the user named, where that is not ``folder``."""
 

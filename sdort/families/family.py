@@ -1,4 +1,4 @@
-"""What a family of pipelines is made of: plain data and lookups; a file of this folder fills it in for each family."""
+"""The parts of a family of pipelines: plain data and lookups; a file of this folder fills it in for each family."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Roles:
 
 @dataclass(frozen=True)
 class GraphOptions:
-    """What a denoiser's graph takes beside what its config says.
+    """Inputs of a denoiser's graph beside those that its config says.
 
     Attributes:
         text_embeds: the width of the pooled text embedding, if it is known.

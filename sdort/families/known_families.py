@@ -11,7 +11,7 @@ from sdort.families.family import Denoiser, Family, Roles
 from sdort.model.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 
 _FIRST = "sd1"
-"""What a folder is taken for that nothing tells."""
+"""The family of a folder that nothing tells."""
 
 
 def _families() -> tuple[Family, ...]:

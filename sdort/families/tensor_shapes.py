@@ -1,4 +1,4 @@
-"""What the shapes of a component's tensors say."""
+"""Facts that the shapes of a component's tensors tell."""
 
 from __future__ import annotations
 

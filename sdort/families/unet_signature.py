@@ -51,7 +51,7 @@ INTRABLOCK_INPUTS = "down_intrablock_additional_residuals"
 
 
 def residuals(config: Config, down: str, mid: str) -> list[GraphTensor]:
-    """What skips from a UNet's way down to its way up, in order, and what leaves its mid block."""
+    """Skip connections from a UNet's way down to its way up, in order, and the output of its mid block."""
     channels, layers = config["block_out_channels"], config["layers_per_block"]
     places = [(channels[0], 0)]
     for level, width in enumerate(channels):

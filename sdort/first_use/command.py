@@ -96,7 +96,7 @@ def run(
 @document("run-plan", 1)
 @dataclass(frozen=True)
 class RunPlan:
-    """What a run would do.
+    """The plan of a run.
 
     Attributes:
         model: the checkpoint, or the pipeline's folder where nothing tells.

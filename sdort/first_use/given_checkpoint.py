@@ -43,7 +43,7 @@ class Checkpoint:
 
     @property
     def origin(self) -> dict[str, Any]:
-        """What the manifest of a model that is made of it says of where it came from."""
+        """The origin that the manifest of a model made of it records."""
         if self.path is None:
             return {"from": self.model, ORIGIN: None}
         return {"from": str(self.path.resolve()), ORIGIN: origin_mark(self.path)}

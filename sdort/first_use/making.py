@@ -46,7 +46,7 @@ def make(
 
 
 def plan_making(checkpoint: Checkpoint, making: Making, check: Check | None = None) -> MakingPlan:
-    """What is to be made of a checkpoint, by the headers of its files.
+    """Plan of what is made of a checkpoint, by the headers of its files.
 
     Raises:
         SdortError: as :func:`make`, as far as that is seen in them.

@@ -1,4 +1,4 @@
-"""What is to be made of a checkpoint."""
+"""Plans of what is made of a checkpoint."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Making:
 
 @dataclass(frozen=True)
 class MakingPlan:
-    """What is to be made of a checkpoint before it can be drawn with.
+    """The work on a checkpoint before it can be drawn with.
 
     Attributes:
         name: the checkpoint's name.

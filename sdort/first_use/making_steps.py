@@ -40,7 +40,7 @@ def estimate(tensors: Mapping[str, int], new: list[str], nbytes: int) -> dict[st
 
 
 class Steps:
-    """What is done until now of steps whose seconds are estimated."""
+    """Progress of steps whose seconds are estimated."""
 
     def __init__(self, seconds: Mapping[str, float]) -> None:
         self._seconds = dict(seconds)

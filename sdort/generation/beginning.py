@@ -1,4 +1,4 @@
-"""What a batch of images begins with: noise, an image's latents, a mask."""
+"""The start of a batch of images: noise, an image's latents, a mask."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class Beginning:
 
 @dataclass(frozen=True)
 class Start:
-    """What all batches begin with, of any seed: nothing but noise, an encoded image, or the latents of one batch."""
+    """The start of all batches, of any seed: nothing but noise, an encoded image, or the latents of one batch."""
 
     folder: PipelineFolder
     image: Posterior | None = None

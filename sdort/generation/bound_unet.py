@@ -108,7 +108,7 @@ class BoundBuffers:
         """Of the UNet without its deep part, from the first run on."""
 
     def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
-        """Where an input is for some of the samples."""
+        """Binding arguments of an input for some of the samples."""
         if name == self.roles.timestep:
             return self.row.binding_arguments(name)
         buffer = {self.roles.sample: self.sample, **self.conditioning, **self.residuals}[name]
@@ -135,7 +135,7 @@ class BoundBuffers:
         self.changes += 1
 
     def step_rows(self, timesteps: Array, conditions: StepConditions) -> Array:
-        """What the row has in each step, [steps, words]; the conditioning is written on the way.
+        """Conditioning of a row in each step, [steps, words]; it is written on the way.
 
         Args:
             timesteps: [steps].

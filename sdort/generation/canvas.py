@@ -29,7 +29,7 @@ class Canvas:
     mask: Array | None
     """float32 [1, 1, height, width], 1 where something new is generated, else 0; None without a mask."""
     original: Image.Image
-    """What stays where nothing is generated: the init image, whole where only a region of it is generated."""
+    """The image that stays where nothing is generated: the init image, whole where only a region of it is generated."""
     alpha: Image.Image | None
     """The mask that the result is pasted through, of the original's size and with soft edges."""
     region: Region | None

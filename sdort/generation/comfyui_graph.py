@@ -214,7 +214,8 @@ class _Graph:
         return [each for each in self.nodes.values() if id(each) in found and each is not node]
 
     def unread(self, sampler: _Node) -> list[str]:
-        """What the image depends on and nobody has read: nodes, and values of nodes of which others were read."""
+        """Parts of the graph that the image depends on and nobody has read: nodes, and values of nodes that were
+        read in part."""
         used = _reached([sampler, *self.behind(sampler)], self._sources)
         known = {key for key, _ in self._read}
         told: dict[str, None] = {}

@@ -324,7 +324,7 @@ class PlannedRun:
 
     @property
     def seconds(self) -> float | None:
-        """What it will take, by the last runs of its kind on this machine; None where there was none."""
+        """Estimated seconds, by the last runs of its kind on this machine; None where there was none."""
         device = device_name(self.provider, self.runtime.device_id)
         memory = self.runtime.memory or NORMAL
         return known_seconds(self.folder, self.jobs, self.plans, self.provider.name, device, memory)

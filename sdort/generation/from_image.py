@@ -52,7 +52,7 @@ _MOST = 8000
 
 @dataclass(frozen=True)
 class DrawnWith:
-    """What an image says of how it was drawn."""
+    """The settings that an image says it was drawn with."""
 
     options: dict[str, Any]
     """Options of a generation, ``prompt`` among them."""
@@ -152,7 +152,7 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
 
 
 def _taken_over(path: Path, info: Infotext, given: Mapping[str, Any]) -> DrawnWith:
-    """What another program's image says and sdort takes over; the rest is told."""
+    """Settings of another program's image that sdort takes over; the rest is told."""
     options = {name: value for name, value in info.options.items() if name not in given}
     options, left = _fitting(options, given)
     _tell_left(path, [*info.left, *left])

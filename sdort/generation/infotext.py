@@ -76,14 +76,14 @@ _UPSCALERS = {"Latent": UPSCALES[0], "Lanczos": UPSCALES[1]}
 
 @dataclass
 class Infotext:
-    """What a ``parameters`` text says."""
+    """The contents of a ``parameters`` text."""
 
     options: dict[str, Any] = field(default_factory=dict)
     """Options of a generation, ``prompt`` among them."""
     model: str | None = None
     """The model's name and hash."""
     left: list[str] = field(default_factory=list)
-    """What it says that sdort does not take over."""
+    """Settings that sdort does not take over."""
 
 
 def read_infotext(text: str) -> Infotext:
@@ -221,7 +221,7 @@ def _tell_files(info: Infotext, pairs: Mapping[str, str]) -> None:
 
 
 def _resources(text: str) -> list[str]:
-    """What Civitai lists beside the checkpoint, such as LoRAs with their weights."""
+    """Resources that Civitai lists beside the checkpoint, such as LoRAs with their weights."""
     try:
         listed = json.loads(text)
     except (ValueError, RecursionError):
@@ -266,7 +266,7 @@ def take_scheduler(info: Infotext, word: str, names: Sequence[str]) -> None:
 
 
 def _take_task(info: Infotext, pairs: Mapping[str, str]) -> None:
-    """What is no number of inpainting and of the second pass; sdort has two of A1111's upscalers."""
+    """Take settings of inpainting and of the second pass that are no numbers; sdort has two of A1111's upscalers."""
     area, upscaler = pairs.get("Inpaint area"), pairs.get("Hires upscaler")
     if area == "Only masked":
         info.options["only_masked"] = True

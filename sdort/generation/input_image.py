@@ -167,7 +167,7 @@ def _check_tiles(picture: Image.Image) -> None:
 
 
 def _other_format(content: bytes) -> str:
-    """What a file is that has none of :data:`FORMATS`."""
+    """Description of a file that has none of :data:`FORMATS`."""
     if not content:
         return "the file is empty"
     if content[4:8] == b"ftyp":  # ISO 14496-12: the file's type and its brand

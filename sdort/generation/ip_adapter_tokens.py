@@ -1,4 +1,4 @@
-"""What a UNet is told of images by IP-Adapters: tokens for its cross-attentions, of a CLIP image encoder.
+"""Image prompts of IP-Adapters: tokens for its cross-attentions, of a CLIP image encoder.
 
 They are conditioning inputs as text embeddings are: the same at every step, on the device in the loop that runs there.
 """

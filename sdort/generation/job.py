@@ -66,7 +66,7 @@ class Job:
     unsaid: frozenset[str] = frozenset()
     """Fields of the requests that the caller left to the pipeline."""
     drawn: DrawnWith | None = None
-    """What an image says of how it was drawn, which is to be drawn again."""
+    """The settings of an image that is to be drawn again."""
     grid: bool = False
     """Whether one picture of all images is written too."""
     quality: int | None = None
@@ -78,7 +78,7 @@ class Job:
     lines: tuple[int, ...] = ()
     """The line of each request in ``file``, from 1."""
     goes_on_with: str = ""
-    """What the command has to say besides to go on where it stopped."""
+    """Options that the command needs besides to go on where it stopped."""
 
     def named(self, number: int | None = None) -> AbstractContextManager[None]:
         """A block whose errors begin with :attr:`place`, or with that of a request."""
@@ -424,7 +424,7 @@ def _remark_on_files(drawn: DrawnWith, settings: Mapping[str, Any]) -> None:
 
 
 def _drawn(prompt: str | Sequence[str], settings: dict[str, Any]) -> DrawnWith | None:
-    """What the image says that ``settings`` name, which lose it; None where there is no image."""
+    """Settings of the image that ``settings`` name, which lose its name; None where there is no image."""
     image = settings.pop("from_image", None)
     given = {name: value for name, value in settings.items() if value is not None}
     return read_image_options(Path(image), given | ({"prompt": prompt} if prompt else {})) if image else None

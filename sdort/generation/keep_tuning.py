@@ -25,7 +25,7 @@ class HasSessions(Protocol):
 
     @property
     def controls(self) -> RunningControls:
-        """What steers the UNet."""
+        """The controls that steer the UNet."""
 
     @property
     def folder(self) -> PipelineFolder:

@@ -26,7 +26,7 @@ _OTHERS = (".pt", ".ckpt", ".bin", ".pth")
 _LISTED = 12
 """Names of a folder that a message lists."""
 _ALIAS = "ss_output_name"
-"""What a file's header says that its training called it; A1111 takes that for its name."""
+"""The name that training gave a file, by its header; A1111 takes it."""
 
 
 @dataclass(frozen=True)

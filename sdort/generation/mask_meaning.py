@@ -33,7 +33,7 @@ _GREY = 0.25
 
 
 def selected_by(picture: Image.Image, what: str) -> Image.Image:
-    """What a mask selects, as grey: white where something new is to be.
+    """The area that a mask selects, as grey: white where something new is to be.
 
     Args:
         picture: in Pillow's modes ``L``, ``RGB`` or ``RGBA``.

@@ -153,7 +153,7 @@ class TextToImage:
         self.refined_by: PipelineFolder | None = None
         """The folder of the last refiner, open or not."""
         self.schedule = folder
-        """Whose scheduler it has: a refiner goes on with that of its base."""
+        """The folder whose scheduler it uses: a refiner goes on with that of its base."""
         self._checker: SafetyChecker | None = None
         self.guard: Guard | None = None
         """Takes a stage that fails again in a safer precision; without it the failure is raised."""
@@ -340,8 +340,8 @@ class TextToImage:
             self._close_unet()
 
     def _use_unet(self, *, steered: bool, cut: int = 0) -> None:
-        """Have the UNet with its inputs for control images, or the one whose graph has nothing of them; and cut, unless
-        ``cut`` is 0: a cut one does for requests that want it whole.
+        """Open the UNet with inputs for control images, or the one without them; and cut, unless ``cut`` is 0: a cut
+        one does for requests that want it whole.
 
         Where memory has room for both the other one stays open for the next request of its kind; where it has not, the
         UNet with these inputs goes on for requests that nothing steers, and zeros are in them.

@@ -1,4 +1,4 @@
-"""What is prepared for the steps of a denoising model, in the provider's memory at fixed addresses.
+"""Tensors prepared for the steps of a denoising model, in the provider's memory at fixed addresses.
 
 What is made of prompts stays where the part that makes it puts it. What is made of timesteps is a table with a row for
 each step; one copy of a row moves all of it to where the step reads it, so that a graph of the device can replay the
@@ -131,7 +131,7 @@ def prepared_rows(session: Session, samples: int) -> dict[str, tuple[tuple[int, 
 def bind_prompts(
     session: Session, parts: Sequence[slice], arguments: Callable[[str, slice], Sequence[Any]]
 ) -> list[BoundPart]:
-    """What is prepared of prompts, bound for each part of a batch; nothing where nothing is.
+    """Tensors prepared of prompts, bound for each part of a batch; nothing where there are none.
 
     Args:
         arguments: of an ``IOBinding``, for an input of the model and a part of the batch.
@@ -160,7 +160,7 @@ def bind_prepared(
 def prepared_beside(
     session: Session, prompts: Sequence[BoundPart], conditioning: Mapping[str, Array]
 ) -> dict[str, Array]:
-    """What the part of the timesteps takes beside these now, [samples, ...] by name."""
+    """Further inputs of the timesteps' part for the current samples, [samples, ...] by name."""
     found = {}
     for name in session.preparation.beside if session.preparation else ():
         parts = [session.download(prompt.values[name]) for prompt in prompts if name in prompt.values]
@@ -169,7 +169,7 @@ def prepared_beside(
 
 
 def timed_rows(session: Session, timesteps: Array, beside: Mapping[str, Array]) -> dict[str, Array]:
-    """What is prepared of timesteps, [steps, samples, ...], or [steps, 1, ...] where all samples have the same.
+    """Tensors prepared of timesteps, [steps, samples, ...], or [steps, 1, ...] where all samples have the same.
 
     Args:
         beside: arrays [steps, samples, ...] of what the part of the timesteps takes beside these.

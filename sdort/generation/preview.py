@@ -36,7 +36,7 @@ Decode = Callable[[Array], Array]
 
 @dataclass(frozen=True)
 class Preview:
-    """What the images of a batch will be."""
+    """Previews of the images of a batch."""
 
     step: int
     """Calls of the UNet until now."""
@@ -111,7 +111,7 @@ class BatchPreviews:
 def make_decode(
     folder: PipelineFolder, channels: int, vae: Path | None, provider: Provider, options: RuntimeOptions
 ) -> Decode:
-    """What decodes previews: a small VAE, or three weighted sums of the latents' channels.
+    """The decoder of previews: a small VAE, or three weighted sums of the latents' channels.
 
     Args:
         channels: of the latents.

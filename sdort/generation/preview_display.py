@@ -83,7 +83,7 @@ def _unflagged(models: TextToImage, image: Array) -> Array:
 def preview_display(
     output: Path, graphics: Callable[[], Graphics | None] = terminal_graphics
 ) -> Iterator[OnPreview | None]:
-    """What shows previews while the block runs; None where nobody looks: in a pipe, and under ``-q``.
+    """The display of previews while the block runs; None where nobody looks: in a pipe, and under ``-q``.
 
     Args:
         output: the first image's file. A terminal that shows no pictures gets previews in a file beside it, which goes

@@ -113,7 +113,7 @@ class _Reader:
         return tuple(parts), place
 
     def _bracket(self, place: int, depth: int) -> tuple[_Text, int] | None:
-        """What stands in the bracket that opens at a place, and where it ends; None if there is no such bracket."""
+        """Contents and end of the bracket that opens at a place; None if there is no such bracket."""
         if self.text[place] not in "([":
             return None
         if place not in self._brackets:

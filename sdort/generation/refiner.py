@@ -44,7 +44,7 @@ def open_refiner(path: Path, base: PipelineFolder) -> PipelineFolder:
 
 
 def _latents(base: PipelineFolder, refiner: PipelineFolder) -> list[tuple[str, Any, Any]]:
-    """What has to be the same in both."""
+    """Properties that have to be the same in both."""
     keys = {
         "scaling factor": "scaling_factor",
         "mean of latents": "latents_mean",

@@ -172,7 +172,7 @@ class Request(DrawnOptions):
 
     @property
     def hires_start(self) -> str:
-        """What the second pass begins with, of :data:`UPSCALES`: an upscaler enlarges the image."""
+        """The start of the second pass, of :data:`UPSCALES`: an upscaler enlarges the image."""
         return self.hires_upscale or UPSCALES[1 if self.hires_upscaler else 0]
 
     @property
@@ -231,7 +231,7 @@ GOES_WITH = {option.name: option.needs for option in declared(DrawnOptions).valu
 OF_SCHEDULE = [option.name for option in declared(DrawnOptions).values() if option.schedule]
 """Fields of a request that make a schedule, beside a pipeline's config."""
 UPSCALES = ("latent", "image")
-"""What the second pass begins with: interpolated latents, or the decoded image, interpolated and encoded."""
+"""The start of the second pass: interpolated latents, or the decoded image, interpolated and encoded."""
 
 
 def check_tasks(request: Request) -> None:
@@ -396,11 +396,11 @@ def image_size(folder: PipelineFolder, request: Request, larger: tuple[int, int]
 
 
 class Drawing(Protocol):
-    """What tells whether a pipeline can do what is asked for; a :class:`PipelineFolder` has it."""
+    """The properties that decide whether a pipeline can do what is asked for; a :class:`PipelineFolder` has it."""
 
     @property
     def given(self) -> str:
-        """What the user knows it by."""
+        """The name that the user knows."""
 
     @property
     def models(self) -> Collection[str]:

@@ -38,7 +38,7 @@ class Image:
     prompt: str
     """The prompt that it shows."""
     negative_prompt: str
-    """What it was not to show; empty if nothing was said."""
+    """The negative prompt; empty if there is none."""
     pixels: Array = field(metadata={"json": None}, repr=False)
     """uint8 [height, width, 3], red, green and blue; all black if the image is flagged."""
     record: GenerationRecord = field(metadata={"json": None}, repr=False)

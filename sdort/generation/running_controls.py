@@ -220,7 +220,7 @@ class _BoundNet:
         self._graphs = [session.new_graph() for _ in slices]
 
     def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
-        """Where an input is for some of the samples that it runs on."""
+        """Binding arguments of an input for some of the samples that it runs on."""
         if name in self._own:
             return self._own[name].binding_arguments()
         if name == self.buffers.roles.timestep:

@@ -22,9 +22,9 @@ from sdort.pipelines.clip_processing import FEATURE_EXTRACTOR, ClipProcessing, r
 from sdort.pipelines.folder import PipelineFolder
 
 ON, OFF, REPLACE = SAFETY = ("on", "off", "replace")
-"""What becomes of a flagged image: it is not written, it is not looked for, or it is written as a black one."""
+"""The fate of a flagged image: it is not written, it is not looked for, or it is written as a black one."""
 STRICTER = 0.01
-"""What the score of every concept gains where an image is near to a concept of special care, as in diffusers."""
+"""Addition to the score of every concept where an image is near to a concept of special care, as in diffusers."""
 _DIGITS = 3
 _SCORES = (CONCEPT_SCORES, SPECIAL_CARE_SCORES)
 
@@ -60,7 +60,7 @@ class SafetyChecker:
 
     @cached_property
     def kind(self) -> SafetyKind:
-        """What the graph gives."""
+        """The kind of the graph's output."""
         signature = self.folder.file(SAFETY_CHECKER).signature
         kind = safety_kind(signature.inputs, signature.outputs)
         if kind is None:
@@ -104,7 +104,7 @@ class SafetyChecker:
 
 
 def choose_safety(folder: PipelineFolder, asked: str | None) -> str | None:
-    """What a pipeline does with images that its safety checker flags: one of :data:`SAFETY`; None where it has none.
+    """The mode of a pipeline for images that its safety checker flags: one of :data:`SAFETY`; None where it has none.
 
     Args:
         asked: by the caller; None for ``on``.

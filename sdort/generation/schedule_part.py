@@ -15,7 +15,7 @@ from sdort.samplers.sampler import Draw, Sampler
 
 
 class Begin(Enum):
-    """What the latents are before the first step."""
+    """The kind of latents before the first step."""
 
     NOISE = "noise"
     """Noise of the schedule's first standard deviation."""
@@ -76,7 +76,7 @@ class PartSteps:
         return image if self.part.begin is Begin.LATENTS else self.sampler.noised(self.part.first, image, noise)
 
     def sample(self, number: int, latents: Array) -> Array:
-        """What the UNet gets at a call."""
+        """Latents as the UNet gets them at a call."""
         return self.sampler.sample(self.part.first + number, latents)
 
     def step(self, number: int, output: Array, latents: Array, draw: Draw) -> Array:

@@ -161,7 +161,7 @@ class DrawnOptions:
         section="Prompts and images",
         metavar="TEXT",
         help="What the images must not show. Give it once for all prompts, or once for each prompt.",
-        doc="What the images are not to show: one for all prompts, or one for each.",
+        doc="Text of what the images are not to show: one for all prompts, or one for each.",
     )
     prompt_2: str | Sequence[str] = option(
         "",
@@ -421,7 +421,7 @@ class DrawnOptions:
         unset="latent",
         help="What the second pass enlarges: the latents, or the decoded image. The decoded image keeps more of the "
         "first pass.",
-        doc="What the second pass starts from: ``latent`` (interpolated latents, the default) or ``image`` (the "
+        doc="Start of the second pass: ``latent`` (interpolated latents, the default) or ``image`` (the "
         "decoded image, interpolated and encoded, which keeps more of it at a low ``hires_strength``).",
         needs="hires",
     )
@@ -499,7 +499,7 @@ class DrawnOptions:
         within=(0.0, 10.0, "SDXL's refiner was trained on scores from 0 to 10"),
         unset="6",
         help="Image quality that SDXL's refiner aims at.",
-        doc="What SDXL's refiner is told of the image's quality, from 0 to 10; 6 by default.",
+        doc="The image's quality that SDXL's refiner is told, from 0 to 10; 6 by default.",
     )
     negative_aesthetic_score: float | None = option(
         None,
@@ -517,7 +517,7 @@ class DrawnOptions:
         help="What happens to an image that the pipeline's safety checker flags. on: sdort does not write it, writes "
         "the others, and ends with exit code 1. replace: a black image takes its place. off: sdort does not ask the "
         "checker.",
-        doc="What becomes of an image that the pipeline's safety checker flags. ``on``, the default of a pipeline that "
+        doc="Fate of an image that the pipeline's safety checker flags. ``on``, the default of a pipeline that "
         "has one: its pixels are black, :attr:`Image.flagged` is True, and it is not written. ``replace``: the black "
         "image is written, so that every image has its file. ``off``: no image is judged, which is told. A pipeline "
         "without a safety checker refuses ``on`` and ``replace``.",
@@ -644,7 +644,7 @@ class PreviewOptions:
 
 
 GENERATION = (JobOptions, DrawnOptions, PreviewOptions)
-"""What declares the options of a generation."""
+"""The declarations of a generation's options."""
 
 
 def annotations_of(options: type) -> dict[str, Any]:
@@ -709,7 +709,7 @@ class GenerationOptions(TypedDict, total=False):
     """Ends the call with :class:`sdort.errors.CancelledError` soon after another thread has set it: before the next
     step or tile, or while the call waits for its turn."""
     negative_prompt: str | Sequence[str]
-    """What the images are not to show: one for all prompts, or one for each."""
+    """Text of what the images are not to show: one for all prompts, or one for each."""
     prompt_2: str | Sequence[str]
     """The prompt for SDXL's second text encoder, the larger one: one for all prompts, or one for each; by default the
     same."""
@@ -770,7 +770,7 @@ class GenerationOptions(TypedDict, total=False):
     hires: float | None
     """Factor of the size to which the image is enlarged, in a second pass that starts from the first one's image."""
     hires_upscale: str | None
-    """What the second pass starts from: ``latent`` (interpolated latents, the default) or ``image`` (the decoded image,
+    """Start of the second pass: ``latent`` (interpolated latents, the default) or ``image`` (the decoded image,
     interpolated and encoded, which keeps more of it at a low ``hires_strength``)."""
     hires_strength: float | None
     """Share of the steps that change the enlarged image; 0.7 by default."""
@@ -789,14 +789,14 @@ class GenerationOptions(TypedDict, total=False):
     refiner_start: float | None
     """Share of the schedule that the pipeline itself takes before ``refiner``; 0.8 by default."""
     aesthetic_score: float | None
-    """What SDXL's refiner is told of the image's quality, from 0 to 10; 6 by default."""
+    """The image's quality that SDXL's refiner is told, from 0 to 10; 6 by default."""
     negative_aesthetic_score: float | None
     """The score that goes with the negative prompt; 2.5 by default."""
     safety: str | None
-    """What becomes of an image that the pipeline's safety checker flags. ``on``, the default of a pipeline that has
-    one: its pixels are black, :attr:`Image.flagged` is True, and it is not written. ``replace``: the black image is
-    written, so that every image has its file. ``off``: no image is judged, which is told. A pipeline without a safety
-    checker refuses ``on`` and ``replace``."""
+    """Fate of an image that the pipeline's safety checker flags. ``on``, the default of a pipeline that has one: its
+    pixels are black, :attr:`Image.flagged` is True, and it is not written. ``replace``: the black image is written, so
+    that every image has its file. ``off``: no image is judged, which is told. A pipeline without a safety checker
+    refuses ``on`` and ``replace``."""
     images_at_once: int
     """How many images share a call of the UNet, also of several prompts; four by default."""
     vae_tiling: bool | None

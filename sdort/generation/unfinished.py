@@ -1,4 +1,4 @@
-"""What a run of a file of prompts has left to draw: the same command again goes on where an earlier run stopped.
+"""The images that a run of a file of prompts has left: the same command again goes on where an earlier run stopped.
 
 An image is done where its file says in its record that it is of this line: the same prompt, seed and settings, the same
 model and files. A file that says anything else is not touched, and ends the run before anything is loaded.
@@ -40,7 +40,7 @@ _OF_THE_RUN = ("num_images", "images_at_once", "vae_slicing")
 
 @dataclass(frozen=True)
 class Unfinished:
-    """What is left of a run."""
+    """The rest of a run."""
 
     jobs: list[Job]
     """Those that are left, with the requests that are left."""
@@ -49,7 +49,7 @@ class Unfinished:
     done: list[Path]
     """Files that an earlier run has written."""
     record: GenerationRecord | None = None
-    """What the last of these says of itself."""
+    """The record of the last of these."""
 
 
 def plan_unfinished(prompt: str | Sequence[str], options: GenerationOptions) -> list[Job]:
@@ -87,7 +87,7 @@ def _earlier_seed(jobs: Sequence[Job], drawn: int) -> dict[str, int] | None:
 
 
 def find_unfinished(jobs: Sequence[Job], paths: Sequence[Path], folder: PipelineFolder) -> Unfinished:
-    """What is left of jobs that have their steps and guidance (:meth:`Job.for_pipeline`); it is told what is done.
+    """The rest of jobs that have their steps and guidance (:meth:`Job.for_pipeline`); it is told what is done.
 
     Raises:
         OutputError: a file is there that is not of its line.
@@ -162,7 +162,7 @@ def _images(jobs: Sequence[Job]) -> Iterator[tuple[Job, int, Request, int]]:
 
 
 def _record(path: Path) -> Mapping[str, Any] | None:
-    """What an image's file says of how it was drawn; None where it says nothing."""
+    """The record in an image's file; None where there is none."""
     try:
         record = parse_json(read_texts(path)["sdort"].encode())
     except (SdortError, ValueError, KeyError):
@@ -171,7 +171,7 @@ def _record(path: Path) -> Mapping[str, Any] | None:
 
 
 def _expected(folder: PipelineFolder, request: Request) -> Mapping[str, Any]:
-    """What the records of a request's images say alike, but for their seeds, as JSON has it."""
+    """The part that the records of a request's images share, as JSON; their seeds differ."""
     expected = recorded_settings(folder, request)
     if request.upscale_by is None:  # which its upscaler says
         del expected["upscale_by"]

@@ -216,7 +216,7 @@ def _paths(files: Sequence[Path], output: Path | None, scale: float, overwrite: 
 
 
 def _texts(file: Path) -> dict[str, str]:
-    """What a program that generated the image wrote into it."""
+    """The text that the program that generated the image wrote into it."""
     try:
         texts = read_texts(file)
     except BadModelError:  # a format without texts, or a camera's that are damaged

@@ -133,7 +133,7 @@ class Change:
     """
 
     kind: str
-    """What differs: ``count``, ``version``, ``bytes``, ``input``, ``output``, ``operator`` or ``component``."""
+    """The kind: ``count``, ``version``, ``bytes``, ``input``, ``output``, ``operator`` or ``component``."""
     name: str
     """Its name."""
     before: Any

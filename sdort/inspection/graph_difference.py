@@ -41,7 +41,7 @@ class Place:
     after_name: str
     """The one in its place in the second model."""
     what: str
-    """What differs, with both values."""
+    """The difference, with both values."""
 
 
 def differing_places(before: Model, after: Model) -> list[Place]:

@@ -52,7 +52,7 @@ def find_python(folder: Path) -> ProgramPython | None:
 
 
 def advice(found: ProgramPython | None, program: str) -> Iterator[str]:
-    """What to do in a program's Python, in words, with a command to copy on a line of its own.
+    """Instructions for a program's Python, with a command to copy on a line of its own.
 
     Args:
         program: its name.

@@ -62,7 +62,7 @@ class ComponentReport:
     fusions: dict[str, Outcome] = field(default_factory=dict)
     """Fusion -> what it did."""
     remaining: list[Remaining] = field(default_factory=list, metadata=_INTERNAL)
-    """What the written graph has left in parts, by kind (:mod:`sdort.lowering.remaining`)."""
+    """Operators that the written graph has left in parts, by kind (:mod:`sdort.lowering.remaining`)."""
     declined: dict[str, int] = field(default_factory=dict)
     """Places that stayed unfused because the target has no kernel for the result, by reason."""
     changes: dict[str, int] = field(default_factory=dict)

@@ -85,7 +85,7 @@ class Remaining:
 
 
 def remaining(editor: Editor, target: Target, outcomes: Mapping[str, Outcome]) -> list[Remaining]:
-    """What the graph has left in parts; nothing of the kinds of which all is fused.
+    """Operators that the graph has left in parts; none of the kinds of which all is fused.
 
     Args:
         outcomes: what the fusions said, for reasons alone.
@@ -106,7 +106,7 @@ def remaining(editor: Editor, target: Target, outcomes: Mapping[str, Outcome]) -
 
 
 def _reason(kind: str, target: Target, outcomes: Mapping[str, Outcome]) -> str:
-    """What the rules for a kind stopped at, most frequent first; empty if they say nothing."""
+    """Reasons at which the rules for a kind stopped, most frequent first; empty if they say nothing."""
     needed = _NEEDED.get(kind)
     if needed and f"{MICROSOFT}.{needed}" not in target.conditions:
         return f"{target.name} has no kernel for {needed}"
@@ -124,7 +124,7 @@ def _reason(kind: str, target: Target, outcomes: Mapping[str, Outcome]) -> str:
 
 
 def _refusal(editor: Editor, node: gs.Node) -> str:
-    """What the check of a rule says of a place that it matches; empty if none does."""
+    """The reason of a rule's check at a place that it matches; empty if there is none."""
     rules = [rule for rule in load_fusions().values() if rule.stage == "raise" and rule.is_anchor(node)]
     places = [place for rule in rules if (place := explain_place(rule, editor, node)) is not None]
     return next((place.kind for place in places if place.of == 1), "")

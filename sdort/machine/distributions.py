@@ -30,7 +30,7 @@ REQUIREMENTS = {
     "cpu": "onnxruntime>=1.22",
     "report": "matplotlib>=3.8",
 }
-"""What each extra of sdort in pyproject.toml asks for. sdort is on no package index, so a hint names the package."""
+"""Requirement of each extra of sdort in pyproject.toml. sdort is on no package index, so a hint names the package."""
 
 _DEVICES = {"rocm": "AMD", "migraphx": "AMD, compiles for every GPU", "cuda": "NVIDIA", "cpu": "no GPU"}
 

@@ -105,7 +105,7 @@ def _check(status: os.stat_result, name: str, limit: int | None, hint: str | Non
 
 
 def kind_of(status: os.stat_result) -> str:
-    """What a path is that is no regular file, with an article."""
+    """The kind of a path that is no regular file, with an article."""
     kinds = {
         stat.S_IFDIR: "a folder",
         stat.S_IFIFO: "a named pipe",

@@ -18,7 +18,7 @@ from sdort.errors.plain_text import library_reason, some
 from sdort.machine.distributions import installed_version, pip
 
 TORCH = "torch>=2.10"
-"""What the extra ``torch`` asks for."""
+"""Requirement of the extra ``torch``."""
 REQUIREMENTS = {
     "diffusers": "diffusers>=0.41",
     "onnxscript": "onnxscript>=0.7.1",
@@ -26,11 +26,11 @@ REQUIREMENTS = {
 }
 """Package -> what the extra ``export`` asks for. None of these requires torch."""
 TRACING = ("torch", *REQUIREMENTS)
-"""What reads a checkpoint's architecture and traces it."""
+"""Packages that read a checkpoint's architecture and trace it."""
 COMPARING = ("torch", "diffusers", "transformers")
-"""What runs a checkpoint in torch."""
+"""Packages that run a checkpoint in torch."""
 RUNNING = "running a checkpoint in torch"
-"""What that is, in words for :func:`need_packages`."""
+"""The purpose of those, in words for :func:`need_packages`."""
 
 TORCH_INDEXES = {
     "AMD": "https://download.pytorch.org/whl/rocm7.2",

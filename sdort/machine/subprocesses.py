@@ -153,7 +153,7 @@ def _await_end(process: subprocess.Popen[bytes], command: Sequence[str]) -> None
 
 
 def _read(process: subprocess.Popen[bytes], command: Sequence[str], deadline: float, limit: int) -> list[str]:
-    """What a process prints on stdout and stderr until it closes both."""
+    """Output of a process on stdout and stderr until it closes both."""
     streams = [stream for stream in (process.stdout, process.stderr) if stream]
     printed = {stream.fileno(): bytearray() for stream in streams}
     with selectors.DefaultSelector() as selector:

@@ -46,7 +46,7 @@ def graphics_of(answer: bytes) -> Graphics | None:
 
 
 def _ask() -> bytes:
-    """What the terminal answers; empty where there is none."""
+    """The terminal's answer; empty where there is none."""
     import termios  # POSIX alone
     import tty
 

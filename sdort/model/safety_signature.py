@@ -14,7 +14,7 @@ IMAGES = "images"
 
 
 class SafetyKind(Enum):
-    """What a safety checker gives."""
+    """The kind of output of a safety checker."""
 
     SCORES = "scores"
     """How near an image is to each concept, as sdort exports it."""

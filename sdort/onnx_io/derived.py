@@ -1,4 +1,4 @@
-"""What follows from a thing that stays the same, found once and kept beside it."""
+"""Values that follow from a thing that stays the same, found once and kept beside it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What products of two small matrices, added to parameters, add to a weight that is made of them: a product again.
+"""The change of a weight whose parameters change by products of two small matrices: a product again.
 
 Expressions move, scale and sum values. As long as they keep what comes from the rows of a parameter apart from what
 comes from its columns, each factor goes through them alone, and the large product need not be there.
@@ -116,7 +116,7 @@ def _moved(product: _Product, axis: int) -> _Product:
 
 
 def _added(weight: Weight, changes: Mapping[str, Sequence[Factors]]) -> _Product | None:
-    """What is added to a weight; None where nothing is."""
+    """The change of a weight; None where there is none."""
     match weight:
         case Absent():
             return _of_parameter(weight, changes.get(weight.name, ()))

@@ -27,7 +27,7 @@ from sdort.onnx_io.check_tensors import ITEMSIZE
 from sdort.onnx_io.weight_origins import Expression, Region, region_of, shapes_of
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, ArithmeticError, IndexError, RecursionError)
-"""What reading an expression ends in that somebody made up."""
+"""Errors of reading an expression that somebody made up."""
 
 _MAX_DEPTH = 32
 """Nested expressions; those of the passes have at most seven."""

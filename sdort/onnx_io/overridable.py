@@ -27,7 +27,7 @@ class ReplaceableWeight:
     stored: StoredValues
     """Its values."""
     origin: Expression
-    """What they are made of."""
+    """The expression of parameters that they are made of."""
     parameters: Mapping[str, tuple[int, ...]]
     """The parameters in it, with their shapes."""
 

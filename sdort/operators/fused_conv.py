@@ -15,7 +15,7 @@ ACTIVATIONS = {
       low = CastLike (least, summed)  high = CastLike (most, summed)
       Y = Clip (summed, low, high)""",
 }
-"""What computes each activation, with ``activation_params`` (onnxruntime/core/optimizer/conv_activation_fusion.cc)."""
+"""Function of each activation, with ``activation_params`` (onnxruntime/core/optimizer/conv_activation_fusion.cc)."""
 
 
 def infer(call: Call) -> list[Fact]:

@@ -69,7 +69,7 @@ class Build:
     date: str
     """When it was built."""
     options: BuildOptions = field(default_factory=BuildOptions)
-    """What was asked for."""
+    """The options that were asked for."""
     sha256: str = ""
     """SHA-256 of the library, with which it is compared whenever it is loaded."""
 

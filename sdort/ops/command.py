@@ -37,7 +37,7 @@ class OpsLibrary:
     cache_bytes: int
     """The size of all builds in the cache."""
     library: Description
-    """What the library says of itself."""
+    """The library's description of itself."""
 
 
 @document("ops-tune", 1)

@@ -27,7 +27,7 @@ class Place(IntEnum):
 
 
 class Problem(ctypes.Structure):
-    """What a kernel computes."""
+    """The problem that a kernel computes."""
 
     kernel: ClassVar[bytes]
     """The folder of ``custom_ops/operators``."""

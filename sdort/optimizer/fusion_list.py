@@ -51,7 +51,7 @@ class FusionDescription:
     """One fusion, in words and as ONNX text."""
 
     name: str
-    """What ``--disable`` and ``--explain`` call it."""
+    """Name for ``--disable`` and ``--explain``."""
     description: str
     """Its purpose; the first paragraph is a summary."""
     stage: str
@@ -65,9 +65,9 @@ class FusionDescription:
     makes: list[str]
     """Operators of that form after, each once; those of other domains as ``domain.name``."""
     before: list[str]
-    """What it matches, as ONNX text, the largest form first."""
+    """Patterns, as ONNX text, the largest form first."""
     after: list[str]
-    """What takes the place of each form."""
+    """Replacement of each form."""
     refusals: list[str]
     """Reasons for which it leaves a place that matches; what depends on the graph is ``...``."""
     providers: dict[str, str]

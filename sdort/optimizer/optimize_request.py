@@ -44,7 +44,7 @@ class OptimizeRequest:
     weights: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
     """Component -> initializer -> its weight, where the source's files of data were not written."""
     original: Mapping[str, Any] | None = None
-    """What ``sdort.json`` says of the original; None: the source, which stays where it is."""
+    """The original for ``sdort.json``; None: the source, which stays where it is."""
 
     @property
     def precision(self) -> str:

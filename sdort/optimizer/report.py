@@ -17,7 +17,7 @@ class OptimizeReport:
     """The result of :func:`sdort.optimize`: written with ``--report``, printed with ``--json``."""
 
     source: str
-    """What was read."""
+    """The path that was read."""
     out: str
     """The folder that was written."""
     provider: str

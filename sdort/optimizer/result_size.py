@@ -42,7 +42,7 @@ def plan_space(request: OptimizeRequest, chosen: Mapping[str, Path]) -> WritePla
 
 
 def _phase_bytes(file: ComponentFile) -> Counter[str]:
-    """What 3x3 filters behind an upsampling grow by, dtype by dtype: as phases they are four of 2x2."""
+    """Growth of 3x3 filters behind an upsampling, dtype by dtype: as phases they are four of 2x2."""
     graph = file.graph.graph
     upsampled = {node.output[0] for node in graph.node if node.op_type in ("Resize", "Upsample")}
     filters = {node.input[1] for node in graph.node if node.op_type == "Conv" and node.input[0] in upsampled}

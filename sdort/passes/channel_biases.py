@@ -36,11 +36,11 @@ def run(editor: Editor, support: Support) -> int:
 
 
 class Lean(NamedTuple):
-    """What stands for a tensor of which a bias was left out."""
+    """The replacement of a tensor of which a bias was left out."""
 
     tensor: gs.Tensor
     bias: Weight
-    """What ``tensor`` lacks, [channels]."""
+    """The bias that ``tensor`` lacks, [channels]."""
     reader: gs.Node | None
     """The only one that reads ``tensor``, and writes the sum for the others; None where all readers do."""
 
@@ -128,7 +128,7 @@ class Sweep:
         return supported
 
     def known(self, tensor: gs.Tensor, reader: gs.Node) -> Lean | None:
-        """What a reader may read for a tensor; None if the tensor itself."""
+        """The replacement that a reader may read; None if it reads the tensor itself."""
         lean = self.lean.get(tensor.name)
         return None if lean is None or (lean.reader is not None and lean.reader is not reader) else lean
 

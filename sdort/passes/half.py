@@ -220,7 +220,7 @@ def _restore(editor: Editor, kept: dict[str, dict[int, gs.Tensor]]) -> None:
 
 
 def _narrow_between(editor: Editor) -> None:
-    """What a ControlNet gives a UNet stays fp16 on its way, which nobody else sees."""
+    """Keep residuals of a ControlNet for a UNet in fp16 on their way, which nobody else sees."""
     for tensor in editor.graph.inputs:
         casts = [node for node in tensor.outputs if node.op == "Cast" and node.attrs["to"] == TensorProto.FLOAT16]
         if is_residual(tensor.name) and len(casts) == len(tensor.outputs):

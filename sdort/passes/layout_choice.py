@@ -57,7 +57,7 @@ class _Choice:
         return {number for number, place in self.numbers.items() if place in turned}
 
     def _border(self, image: gs.Tensor) -> None:
-        """What an image costs that is written in one layout and read in the other."""
+        """Count the cost of an image that is written in one layout and read in the other."""
         cost = VIEW if self.layout.is_pixel(image) else TRANSPOSE
         writer, readers = self._writer(image), self._readers(image)
         leaves, enters = self.network.node(), self.network.node()  # whether one reads it as it was; turned

@@ -48,7 +48,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Layout:
-    """What turning to a layout is about."""
+    """The state of a turn to a layout."""
 
     editor: Editor
     to: Perm

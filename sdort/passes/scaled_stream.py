@@ -175,7 +175,7 @@ def _scale(editor: Editor, stream: _Stream, norms: dict[int, list[_Norm]]) -> No
 
 
 def _written(editor: Editor, tensor: gs.Tensor, inside: set[int], norms: dict[int, list[_Norm]]) -> gs.Tensor:
-    """What is added to a stream, scaled: by its weights, where nothing else reads it."""
+    """Scale a summand of a stream: by its weights, where nothing else reads it."""
     node = producer(tensor)
     reading = {id(reader) for norm in norms.get(id(tensor), []) for reader in norm.readers}
     alone = all(id(reader) in inside | reading for reader in tensor.outputs) and not editor.is_output(tensor)

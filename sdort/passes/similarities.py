@@ -15,7 +15,7 @@ from sdort.rewrite.editor import Editor, producer
 
 _PRODUCTS = frozenset({"MatMul", "Gemm"})
 _LENGTHS = frozenset({"Clip", "Max", "Add", "Expand"})
-"""What keeps a length from zero, or repeats it."""
+"""Operators that keep a length from zero, or repeat it."""
 
 
 def similarity_nodes(editor: Editor) -> set[str]:

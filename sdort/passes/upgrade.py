@@ -175,7 +175,7 @@ GRID_MODES = {"bilinear": "linear", "bicubic": "cubic"}
 
 
 def _keep(model: Model, node: gs.Node, opset: int) -> None:
-    """What has changed is converted when shapes are known: :data:`BY_SHAPE`."""
+    """Leave a node that is converted when shapes are known: :data:`BY_SHAPE`."""
 
 
 def _dropout(model: Model, node: gs.Node, opset: int) -> None:

@@ -1,4 +1,4 @@
-"""What a file is that somebody takes for a model, by its first bytes and its header, and what to do with it.
+"""The kind of a file that somebody takes for a model, by its first bytes and its header, and what to do with it.
 
 The file is a download from a stranger: only a header of bounded size is read, and a pickle is never opened.
 """
@@ -111,7 +111,7 @@ def _pickle(path: Path) -> FileKind:
 
 
 def _of_pickle(path: Path, then: str | None = None) -> str:
-    """What to do with a pickle; ``then`` is the command that takes the file that was made of it."""
+    """Advice for a pickle; ``then`` is the command that takes the file that was made of it."""
     return (
         "A pickle may run code when it is read. Get the same model as .safetensors, or convert it, which torch does by "
         f"reading the tensors alone (sdort export --allow-pickle does the same):\n{convert_commands(path, then)}"
@@ -144,7 +144,7 @@ def _describe(found: Architecture) -> str:
 
 
 def drawing_advice(path: Path, found: FileKind) -> str:
-    """What to do with a file that is given to be drawn with, and is none of that."""
+    """Advice for a file that is given to be drawn with, and is not for that."""
     match found.kind:
         case Kind.PICKLE:
             return _of_pickle(path, f"sdort run {_quoted(path.with_suffix('.safetensors'))} --prompt ...")

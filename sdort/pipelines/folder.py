@@ -44,7 +44,7 @@ class PipelineFolder:
     _configs: dict[str, dict[str, Any]] = field(default_factory=dict, init=False, repr=False, compare=False)
     _files: dict[str, ComponentFile] = field(default_factory=dict, init=False, repr=False, compare=False)
     derived: Derived = field(default_factory=Derived, init=False, repr=False, compare=False)
-    """What follows from its files alone."""
+    """Values that follow from its files alone."""
 
     def file(self, component: str) -> ComponentFile:
         """A component's model file, read once.
@@ -142,7 +142,7 @@ class PipelineFolder:
 
     @property
     def given(self) -> str:
-        """What a person names it by: its path; of one in the cache the checkpoint's, or its id on the hub."""
+        """The name that a person gives it: its path; of one in the cache the checkpoint's, or its id on the hub."""
         made = self.manifest.get("optimized") or {}
         if not made.get("checkpoint"):
             return str(self.path)

@@ -21,7 +21,7 @@ from sdort.machine.input_file import read_input
 from sdort.pipelines.own_files import SIGNATURE, is_plain, places_in
 
 PACKAGES = ("model-signing>=1.1", "pyopenssl>=24")
-"""What the extra ``sign`` in pyproject.toml asks for. The first imports the second and does not ask for it."""
+"""Requirements of the extra ``sign`` in pyproject.toml. The first imports the second and does not ask for it."""
 
 _PEM_LIMIT = 2**20
 _SIGNATURE_LIMIT = 16 * 2**20

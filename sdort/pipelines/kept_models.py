@@ -26,7 +26,7 @@ from sdort.pipelines.configs import read_config, write_json
 from sdort.staging import held, locked
 
 MADE_OF, MODEL, USED = "made-of.json", "model", "used"
-"""What a folder of the cache holds: the record of what it was made of, the optimized model, and a file whose time is
+"""Contents of a folder of the cache: the record of what it was made of, the optimized model, and a file whose time is
 that of its last use."""
 
 KEPT = re.compile(r"model-[0-9a-f]{32}")

@@ -72,7 +72,7 @@ class Header:
     size: int
     """Bytes of the file."""
     notes: dict[str, str]
-    """What its writer says of it: ``__metadata__``."""
+    """The writer's notes: ``__metadata__``."""
 
     @property
     def shapes(self) -> dict[str, list[int]]:

@@ -25,7 +25,7 @@ class Sampler:
     class_name: str
     config: Mapping[str, Any] = field(default_factory=dict)
     also: tuple[str, ...] = ()
-    """What else it is called."""
+    """Other names."""
 
 
 _MULTISTEP, _SINGLESTEP = "DPMSolverMultistepScheduler", "DPMSolverSinglestepScheduler"
@@ -75,7 +75,7 @@ NOISE_LEVELS: dict[str, Config] = {
     "normal": _sigmas(None) | {"timestep_spacing": "linspace"},
     "ddim-uniform": _sigmas(None) | {"timestep_spacing": "leading"},
 }
-"""What stands after a sampler's name -> settings of the class."""
+"""Suffix of a sampler's name -> settings of the class."""
 
 WITHOUT_SIGMAS = frozenset(
     {

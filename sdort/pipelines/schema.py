@@ -21,7 +21,7 @@ class Kind:
     words: str
     fits: Callable[[Any], bool]
     parts: Callable[[Any, str], str | None] = lambda value, path: None
-    """What is wrong within a value that fits, at its path; None for nothing."""
+    """The problem within a value that fits, at its path; None for none."""
 
     def __or__(self, other: Kind) -> Kind:
         def fits(value: Any) -> bool:
@@ -30,7 +30,7 @@ class Kind:
         return Kind(f"{self.words} or {other.words}", fits)
 
     def problem(self, value: Any, path: str) -> str | None:
-        """What is wrong with a value, in a sentence; None for nothing.
+        """The problem of a value, in a sentence; None for none.
 
         Args:
             path: the keys that lead to it.

@@ -108,7 +108,7 @@ class _Reader:
             action(self, argument)
 
     def until_mark(self) -> list[Any]:
-        """What was pushed since the last mark, which goes too."""
+        """Objects that were pushed since the last mark, which goes too."""
         place = len(self.stack) - 1
         while self.stack[place] is not _MARK:
             place -= 1

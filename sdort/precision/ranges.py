@@ -36,11 +36,11 @@ from sdort.runtime.opener import NONE
 from sdort.runtime.session import Session, open_graph
 
 HEADROOM = 4.0
-"""What the largest number seen may grow by under another prompt, seed or size before fp16 overflows."""
+"""The factor by which the largest number seen may grow under another prompt, seed or size before fp16 overflows."""
 CLOSER = 32
 """Tensors that are looked at closely in one run."""
 MOVES = frozenset({"Reshape", "Transpose", "Squeeze", "Unsqueeze", "Identity", "Flatten", "Expand"})
-"""What only moves numbers; its output has its input's range."""
+"""Operators that only move numbers; their output has their input's range."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def run_plain(session: Session, feed: Mapping[str, Array]) -> dict[str, Array]:
 
 @contextmanager
 def _measured(component: str) -> Iterator[None]:
-    """What the CPU cannot run no provider is to blame for, but the model."""
+    """Blame the model, and no provider, for what the CPU cannot run."""
     try:
         yield
     except (BadModelError, ProviderError) as error:

@@ -42,7 +42,7 @@ PROVIDERS = {provider.name: provider for provider in sorted(_discover(), key=lam
 """By name, in the order in which ``auto`` tries them."""
 
 PROVIDER_NAMES = tuple(PROVIDERS)
-"""What ``--provider`` takes."""
+"""The names that ``--provider`` takes."""
 
 CPU = PROVIDERS["cpu"]
 """ONNX Runtime's own CPU provider, the one that is always there."""

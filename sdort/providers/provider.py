@@ -57,7 +57,7 @@ KnownOptions = Mapping[str, Option]
 """The options of a provider, by the names that ONNX Runtime gives them."""
 
 NO_LIMIT = (1 << 64) - 1
-"""What memory limits are by default."""
+"""Default of memory limits."""
 
 LAST = 1000
 """The rank of what ``auto`` takes when nothing else loads."""
@@ -68,9 +68,9 @@ class Provider:
     """One execution provider of ONNX Runtime."""
 
     target: Target
-    """What it runs; its name is what ``--provider`` takes, and its execution provider what ONNX Runtime calls it."""
+    """The target that it runs; ``--provider`` takes its name, ONNX Runtime that of its execution provider."""
     rank: int
-    """Where in the order in which ``auto`` tries the providers it stands, the lowest first."""
+    """Rank in the order in which ``auto`` tries the providers, the lowest first."""
     vendor: str = ""
     """Whose GPU it computes on (``amd``, ``nvidia``, another's name); empty where it computes on the processor."""
     device: str | None = None
@@ -78,7 +78,7 @@ class Provider:
     library: str | None = None
     """The file in ONNX Runtime's package that has it, None where it is built in."""
     package: str = ""
-    """What pip installs to get it; where empty, what sdort's extra of its name asks for."""
+    """The package that pip installs to get it; where empty, that of sdort's extra of its name."""
     last_release: str = ""
     """The last release of ONNX Runtime that has it (``1.22``); empty where every release has."""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -99,7 +99,7 @@ class Provider:
     tuning: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--tuning``; empty where there is nothing to search."""
     searched: str = "the fastest kernels"
-    """What ``tuning`` searches, in words."""
+    """The search of ``tuning``, in words."""
     graph: Mapping[str, str] = field(default_factory=dict)
     """Set in addition by ``--graph``; empty where the provider has no graphs."""
     stream: str = ""
@@ -125,7 +125,7 @@ class Provider:
     note: str = ""
     """Why ``options`` are set when ``--tuning`` is not, in words for the user."""
     needs: str = "Install what its own documentation says that it needs."
-    """What a user installs when the provider does not load."""
+    """The software that a user installs when the provider does not load."""
     preload: bool = False
     """Whether ONNX Runtime can load its libraries from pip packages (``onnxruntime.preload_dlls``)."""
     libraries: Mapping[str, str] = field(default_factory=dict)

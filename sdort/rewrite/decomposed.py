@@ -19,9 +19,9 @@ LAYER_NORM, GROUP_NORM, RMS_NORM, OTHER_NORM = "layer norm", "group norm", "RMS 
 _STEPS = 16
 """Nodes between a softmax and the products around it, at most."""
 _SCORES = frozenset({"Mul", "Div", "Add", "Sub", "Where", "Cast", "Tanh", "Clip", "Min", "Max", "Reshape", "Identity"})
-"""What is done to scores before they are shared out."""
+"""Operations on scores before the softmax."""
 _SHARES = frozenset({"Cast", "Where", "Mul", "Dropout", "Identity", "Reshape"})
-"""What is done to shares before they weigh values."""
+"""Operations on shares before they weigh values."""
 _PRODUCTS = frozenset({"MatMul", "FusedMatMul", "Einsum"})
 
 

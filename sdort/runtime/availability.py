@@ -177,7 +177,7 @@ def architecture_problem(
 
 
 def _compiling(provider: Provider) -> str:
-    """What else there is for the vendor's GPUs, which needs no machine code for each."""
+    """Words about other providers for the vendor's GPUs, which need no machine code for each."""
     others = [other for other in PROVIDERS.values() if other.vendor == provider.vendor and not other.architectures]
     if not others:
         return provider.needs

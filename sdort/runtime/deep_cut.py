@@ -113,7 +113,7 @@ def hidden_states(graph: onnx.GraphProto) -> list[str]:
 
 
 class _Search:
-    """What each tensor of a graph is made from, as far as it depends on the latents."""
+    """Origin of each tensor of a graph, as far as it depends on the latents."""
 
     def __init__(self, graph: onnx.GraphProto) -> None:
         weights = _weights(graph)

@@ -31,12 +31,12 @@ _ARENA = {"gpu_mem_limit", "arena_extend_strategy"}
 
 
 class PoolSizes(NamedTuple):
-    """What a pool has, in bytes."""
+    """The state of a pool, in bytes."""
 
     held: int
-    """What it has of the device."""
+    """Bytes that it has of the device."""
     taken: int
-    """What sessions have of it now."""
+    """Bytes that sessions use now."""
     most: int
     """The most that they had at once."""
     state: int
@@ -75,7 +75,7 @@ class MemoryPool:
             self._library.sdort_pool_use(ctypes.c_int64(before))
 
     def sizes(self) -> PoolSizes:
-        """What it has now."""
+        """The current state."""
         sizes = (ctypes.c_uint64 * 4)()
         self._library.sdort_pool_sizes(self._number, sizes)
         return PoolSizes(*sizes)

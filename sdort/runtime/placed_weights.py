@@ -68,7 +68,7 @@ class PlacedWeights:
         self.initializers = {
             name: self.block.value(self._offsets[name], values.shape, values.dtype) for name, values in stored.items()
         }
-        """What a session is opened on, as ``OrtValue`` by name: whoever has it holds this object."""
+        """Weights that a session is opened on, as ``OrtValue`` by name: whoever has them holds this object."""
 
     def load(self, names: Iterable[str]) -> None:
         """Write the values that the files have.

@@ -72,7 +72,7 @@ _USUAL = Roles()
 
 
 class Preparation:
-    """What runs before the steps of a denoising model.
+    """The part of a denoising model that runs before the steps.
 
     Args:
         prompt, time: the parts, None where there is nothing of theirs.
@@ -119,11 +119,11 @@ class Preparation:
 
     @property
     def beside(self) -> list[str]:
-        """What the part of the timesteps takes beside these, a row for each."""
+        """Further inputs of the timesteps' part, a row for each timestep."""
         return [name for name in self.time.inputs if name != self.roles.timestep] if self.time else []
 
     def rows(self, timesteps: Array, beside: Mapping[str, Array]) -> dict[str, Array]:
-        """What is made of timesteps.
+        """Tensors made of timesteps.
 
         Args:
             timesteps: [rows].
@@ -167,7 +167,7 @@ class Preparation:
         return step | {name: values if name in self.each_sample else values[:1] for name, values in taken.items()}
 
     def _of_prompt(self, feeds: Mapping[str, Any], version: int) -> dict[str, Any]:
-        """What the prompt's part makes, as ``OrtValue``; of the last prompts it is kept."""
+        """Outputs of the prompt's part, as ``OrtValue``, cached for the last prompts."""
         part = self.prompt
         if part is None:
             return {}

@@ -44,7 +44,7 @@ class PreparedTensor:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What is prepared for some samples.
+    """Tensors prepared for some samples.
 
     Attributes:
         prompt: tensors made once for all prompts of a batch, with all their samples.
@@ -87,7 +87,7 @@ def _split(file: ComponentFile, control_inputs: bool) -> StepSplit | None:
 
 
 def prepared_tensors(split: StepSplit, component: str, sample: Sample) -> Prepared:
-    """What is prepared for the samples of a batch.
+    """Tensors prepared for the samples of a batch.
 
     Args:
         sample: the batch, the latents' height and width, and the prompts' tokens, where the model leaves them open.

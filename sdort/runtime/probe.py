@@ -59,7 +59,7 @@ def _why_not(name: str, device_id: int) -> str | None:
 
 
 def _session_error(provider: Provider, device_id: int) -> str | None:
-    """What ONNX Runtime or the dynamic linker say about a session on ``provider``, None when it works."""
+    """The complaint of ONNX Runtime or the dynamic linker about a session on ``provider``, None when it works."""
     try:
         session = create_session(_tiny_model(), provider, RuntimeOptions(provider.name, device_id=device_id))
         if provider.device:

@@ -53,12 +53,12 @@ class ReplacedWeights:
 
     @property
     def initializers(self) -> Mapping[str, Any]:
-        """What a session is opened on, as ``OrtValue`` by name."""
+        """Weights that a session is opened on, as ``OrtValue`` by name."""
         return {} if self.as_inputs else self._values
 
     @property
     def inputs(self) -> Mapping[str, Any]:
-        """What every run takes, as ``OrtValue`` by name."""
+        """Inputs of every run, as ``OrtValue`` by name."""
         return self._values if self.as_inputs else {}
 
     @property

@@ -20,7 +20,7 @@ Row = tuple[int, ...]
 
 
 class Rows:
-    """What is known of the tensors of a graph: the rows among them, and constants.
+    """Known facts of a graph's tensors: the rows among them, and constants.
 
     Attributes:
         rows: tensor -> the shape of its rows.

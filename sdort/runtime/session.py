@@ -59,7 +59,7 @@ _DTYPES = {
 """ONNX Runtime's names of the types that NumPy has."""
 
 _ANEW = 1 << 20
-"""What a graph's number grows by when it is recorded again."""
+"""Increment of a graph's number when it is recorded again."""
 UNRECORDED = -1
 """In the place of a graph's number: a run that is neither recorded nor replayed (ONNX Runtime's ``gpu_graph_id``)."""
 
@@ -215,7 +215,7 @@ class Session:
         return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
 
     def step_feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What the open graph takes: the model's inputs, or those of a step with what is prepared for it."""
+        """Inputs of the open graph: the model's, or those of a step with the tensors prepared for it."""
         return self.preparation.step_feeds(feeds, self.weights.version) if self.preparation else feeds
 
     def io_binding(self) -> Any:

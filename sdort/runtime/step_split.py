@@ -80,7 +80,7 @@ def split_step(model: onnx.ModelProto) -> StepSplit | None:
 
 @dataclass(frozen=True)
 class _TimedRows:
-    """What is row by row made of timesteps.
+    """Tensors that are made of timesteps row by row.
 
     Attributes:
         made: all tensors, without those of ``clock``.
@@ -96,7 +96,7 @@ class _TimedRows:
 
 
 class _Dependences:
-    """What each tensor of a graph depends on."""
+    """Dependence of each tensor of a graph on the inputs."""
 
     def __init__(self, model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto]) -> None:
         self.graph = model.graph
@@ -157,7 +157,7 @@ class _Dependences:
         return clock, each
 
     def timed_rows(self) -> _TimedRows:
-        """What is made of timesteps row by row."""
+        """Tensors that are made of timesteps row by row."""
         known, made, each = self.known, set(), set(self.one_each)
         for name, shape in self.shapes.items():
             sizes = tuple(size for size in shape[1:] if isinstance(size, int))
@@ -216,7 +216,8 @@ class Parts:
         self._makers = {name: index for index, node in enumerate(model.graph.node) for name in node.output if name}
 
     def needed(self, names: Iterable[str], given: set[str], stops: Collection[str] = ()) -> Needed:
-        """What ``names`` need, of which tensors in ``given`` are not computed; nor are ``stops``, nor listed."""
+        """Nodes that ``names`` need; tensors in ``given`` are not computed, nor are ``stops``,
+        which are not listed either."""
         indices, seen, cut, stack = set(), set(), set(), list(names)
         while stack:
             name = stack.pop()

@@ -121,7 +121,7 @@ class _DpmSolver(_Exponential):
         return bool(self.values["solver_type"] != "heun")
 
     def rest(self, start: int, end: int) -> float:
-        """What is left of the latents' noise: its share of the old one, and its square where noise is drawn anew."""
+        """The rest of the latents' noise: its share of the old one, and its square where noise is drawn anew."""
         ratio = self.sigmas[end] / self.sigmas[start]
         return ratio**2 if self.stochastic else ratio
 

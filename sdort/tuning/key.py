@@ -99,8 +99,8 @@ def make_key(path: Path, component: str, provider: Provider, options: RuntimeOpt
 
 
 def _lasting(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, str], ...]:
-    """What a run without ``--tuning`` sets too, so that it finds what a run with it has kept; nor does a graph matter,
-    which replays what was chosen before, or the stream.
+    """Options that a run without ``--tuning`` sets too, so that it finds what a run with it has kept; nor does a graph
+    matter, which replays what was chosen before, or the stream.
     """
     effective = provider_options(provider, replace(options, tuning=False, graph=False, stream=0))
     # The first ones name a place in this machine and its memory, and change nothing that is found.

@@ -14,7 +14,7 @@ from sdort.pipelines.torch_file import read_torch_file
 _TABLES = ("params_ema", "params-ema", "params", "state_dict", "model_state_dict", "generator", "model", "net")
 """Names under which trainers keep the network's tensors, the best first: averaged ones are what is meant to be used."""
 _PREFIXES = ("module.", "netG.", "net_g.", "generator.", "params_ema.", "params.")
-"""What all names begin with where a network was saved inside of another object."""
+"""Prefixes of all names where a network was saved inside of another object."""
 
 
 def read_upscaler_weights(path: Path) -> dict[str, Weight]:

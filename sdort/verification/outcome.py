@@ -71,7 +71,7 @@ class Verification:
     steps: int
     """Denoising steps of the images."""
     options: VerifyOptions = field(default_factory=VerifyOptions)
-    """What was asked for."""
+    """The options that were asked for."""
     provenance: Provenance = field(default_factory=Provenance)
     """When, where and with which versions it was verified."""
     precisions: dict[str, Precision] = field(default_factory=dict)
@@ -89,13 +89,13 @@ class Verification:
     missing: list[str] = field(default_factory=list)
     """Comparisons that were asked for and could not be made, with the reason."""
     notes: list[str] = field(default_factory=list)
-    """What else there is to know."""
+    """Remarks beside the results."""
     made_of: Path | None = None
     """The checkpoint that the candidate was made of on first use."""
 
     @property
     def shown(self) -> Path:
-        """What a person names the candidate by: no folder of the cache."""
+        """The name that a person gives the candidate: no folder of the cache."""
         return self.made_of or self.candidate
 
     @property

@@ -21,7 +21,7 @@ def remedy(
     precision: str,
     options: VerifyOptions,
 ) -> tuple[str, str] | None:
-    """What to do about the first finding that something helps against, and the command; None if nothing is known to.
+    """The remedy against the first finding that has one, and its command; None if nothing is known to.
 
     Args:
         original: the un-optimized ONNX that the candidate is made from.

@@ -36,7 +36,7 @@ class Warmed:
     bundle: str
     """Name of its bundle in the tuning cache."""
     decodes: list[str] = field(default_factory=list)
-    """Of the decoder and the encoder: which images they take with these shapes, and how."""
+    """Images that the decoder or the encoder takes with these shapes, whole, in slices or in tiles."""
     before_s: float | None = None
     """Seconds of opening the model and its first run, before anything was kept; None if not measured."""
     after_s: float | None = None

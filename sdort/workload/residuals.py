@@ -53,7 +53,7 @@ def shape_at(spec: TensorSpec, sizes: Mapping[str, int]) -> tuple[int | None, ..
 
 
 def named_sizes(spec: TensorSpec, shape: Sequence[int]) -> dict[str, int]:
-    """What the names in a declared shape stand for at ``shape``."""
+    """Values of the names in a declared shape at ``shape``."""
     return {name: size for name, size in zip(spec.shape, shape, strict=True) if isinstance(name, str)}
 
 

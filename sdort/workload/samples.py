@@ -61,7 +61,7 @@ class Input:
     per_sample: bool = False
     """For a timestep, whether it is declared as long as the batch."""
     names: tuple[str | None, ...] = ()
-    """What each dim is called, of the latents and of inputs whose sizes follow from theirs (:func:`follows`)."""
+    """Name of each dim of the latents and of inputs whose sizes follow from theirs (:func:`follows`)."""
 
 
 def follows(name: str) -> bool:
@@ -201,7 +201,7 @@ def fill_inputs(inputs: Iterable[Input], sample: Sample, component: str, numbers
 
 
 def _sizes(item: Input, sample: Sample) -> dict[str, int]:
-    """What the names of the latents' dims stand for."""
+    """Values of the names of the latents' dims."""
     sides = sample_sizes(item, sample) or []
     return {name: side for name, side in zip(item.names, sides, strict=False) if name and side}
 

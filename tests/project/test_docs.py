@@ -368,3 +368,15 @@ def test_a_script_shows_its_help(
     known = set(re.findall(r'"(--[a-z][\w-]*)"', script.read_text())) | COMMAND_OPTIONS | ALSO_OPTIONS
     assert usage.startswith(f"usage: {script.name}")
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known
+
+
+def test_a_docstring_begins_with_a_noun_or_a_verb() -> None:
+    """A reader looks for the thing, not for a question."""
+    sources = [path for folder in ("sdort", "fusions") for path in sorted((ROOT / folder).rglob("*.py"))]
+    assert len(sources) > 400
+    asking = [
+        f"{path.relative_to(ROOT)}: {text}"
+        for path in sources
+        for text in re.findall(r'^ *"""(What .*)', path.read_text(), re.MULTILINE)
+    ]
+    assert asking == []

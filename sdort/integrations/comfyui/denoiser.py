@@ -173,7 +173,7 @@ class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
         transformer_options: Mapping[str, Any] | None = None,
         **_: Any,
     ) -> torch.Tensor:
-        """What the UNet predicts.
+        """The prediction of the UNet.
 
         Args:
             x: latents [samples, channels, height, width], scaled.

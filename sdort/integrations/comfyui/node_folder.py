@@ -54,7 +54,7 @@ DisplayName = "sdort"
 """
 _FILES = {"__init__.py": _INIT, "pyproject.toml": _PYPROJECT}
 _MARKS = {"__init__.py": b"Written by `sdort integrate comfyui`", "pyproject.toml": b'name = "sdort-nodes"'}
-"""What stands in the files of every release."""
+"""The text in the files of every release."""
 _MOST = 1 << 20
 """Bytes of a file that is looked at."""
 _HINT = "Look what is in it, and remove it yourself."
@@ -144,7 +144,7 @@ def _why_no_folder(path: Path) -> str | None:
 
 
 def why_not_ours(folder: Path) -> str | None:
-    """What in a folder is not of :func:`write_comfyui_nodes`, of any release; None if nothing is."""
+    """The reason why a folder is not all of :func:`write_comfyui_nodes`, of any release; None if it is."""
     others = sorted(path.name for path in folder.iterdir() if not _is_ours(path))
     return f"holds what sdort did not write ({some(others)})" if others else None
 

@@ -13,7 +13,7 @@ from sdort.pipelines.folder import open_folder
 from sdort.providers.provider import Provider
 
 _TRAINED = {"beta_schedule": "scaled_linear", "num_train_timesteps": 1000, "trained_betas": None}
-"""What ComfyUI's sampling of these families takes for given."""
+"""Assumptions of ComfyUI's sampling of these families."""
 
 
 def make_patcher(path: Path, provider: Provider) -> Any:

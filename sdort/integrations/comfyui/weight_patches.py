@@ -17,7 +17,7 @@ from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.model.signature import Array, Factors
 
 MODULE = "diffusion_model."
-"""What stands before a UNet's names in ComfyUI's model."""
+"""Prefix of a UNet's names in ComfyUI's model."""
 
 Patches = Mapping[str, Sequence[Any]]
 """``ModelPatcher.patches``: key of the model -> patches."""
@@ -25,7 +25,7 @@ Patches = Mapping[str, Sequence[Any]]
 
 @dataclass(frozen=True)
 class PatchDifference:
-    """What ComfyUI's patches add to a parameter, computed by ComfyUI's own ``calculate_weight`` in fp32.
+    """The difference that ComfyUI's patches add to a parameter, computed by ComfyUI's own ``calculate_weight`` in fp32.
 
     Plain LoRAs are products of two matrices, by the same formula (``LoRAAdapter`` of ``comfy/weight_adapter/lora.py``).
     """

@@ -53,7 +53,7 @@ class GraphControlNet(GraphModule, ControlNetModel, metaclass=StandIn):  # type:
         guess_mode: bool = False,
         return_dict: bool = True,
     ) -> ControlNetOutput | tuple[tuple[torch.Tensor, ...], torch.Tensor]:
-        """What is added to a UNet, as diffusers' ControlNet says it; ``cross_attention_kwargs`` are the UNet's.
+        """Residuals for a UNet, as diffusers' ControlNet gives them; ``cross_attention_kwargs`` are the UNet's.
 
         Args:
             sample: float [B, channels, H, W].

@@ -1,4 +1,4 @@
-"""What all torch modules on sessions have in common: a parameter, a place that they keep, and pickling by path."""
+"""The base of all torch modules on sessions: a parameter, a place that they keep, and pickling by path."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class GraphModule:
         return torch.nn.Module.to(self, *args, **kwargs)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Any:
-        """What ``to``, ``cuda``, ``half`` and their like do, also those of a module around this one.
+        """Apply ``to``, ``cuda``, ``half`` and their like, also those of a module around this one.
 
         Raises:
             UsageError: it would be elsewhere, or of another dtype.
@@ -205,7 +205,7 @@ def known_inputs(session: TensorSession, given: Mapping[str, torch.Tensor | None
 
 
 def reloader(load: Callable[..., torch.nn.Module], path: str | Path, options: LoadOptions, **more: Any) -> Reload:
-    """What makes a module again, in another folder too."""
+    """A function that makes a module again, in another folder too."""
     return partial(load, str(Path(path).resolve()), **options, **more)
 
 

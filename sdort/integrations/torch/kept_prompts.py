@@ -1,4 +1,4 @@
-"""What is made of prompts before the steps, kept as long as the same prompts come in."""
+"""Tensors made of prompts before the steps, cached as long as the same prompts come in."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class _Seen:
 
 @dataclass(frozen=True)
 class MadeOfPrompt:
-    """What was made of tensors.
+    """Outputs that were made of tensors.
 
     Attributes:
         version: of the weights.

@@ -1,4 +1,4 @@
-"""What is made of timesteps before a step, kept for the timesteps that come again."""
+"""Tensors made of timesteps before a step, cached for timesteps that come again."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ LONGEST_SCHEDULE = 4096
 """Elements of a tensor whose numbers are read at once: schedulers have at most a thousand timesteps."""
 
 _Made: TypeAlias = tuple[float, int, PreparedInputs | None, int]
-"""What rows are made of: a timestep, a number of samples, what is prepared of a prompt, a version of the weights."""
+"""The key of rows: a timestep, a number of samples, the tensors prepared of a prompt, a version of the weights."""
 
 
 @dataclass(frozen=True)
 class _Schedule:
-    """A piece of memory as it was; that it is held keeps torch from giving it to another tensor."""
+    """A snapshot of a tensor's memory; holding it keeps torch from giving the memory to another tensor."""
 
     memory: torch.UntypedStorage
     dtype: torch.dtype

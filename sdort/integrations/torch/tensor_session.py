@@ -132,7 +132,7 @@ class TensorSession:
         return self._step.run({name: feeds[name] for name in parts.step}, *prepared)
 
     def _timed(self, rows: KeptRows, parts: Preparation, feeds: Tensors, made: MadeOfPrompt | None) -> PreparedInputs:
-        """What is made of the timesteps, on the device."""
+        """Tensors made of the timesteps, on the device."""
         prepared = made.time if made and made.time.values else None
         known = prepared.values if prepared else {}
         beside = {name: feeds[name] for name in parts.beside if name not in known}
@@ -221,7 +221,7 @@ def _leave_uncompiled() -> None:
 
 
 _RECORDERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
-"""What torch.export and make_fx compute with in the place of torch's own operators."""
+"""Dispatch modes in which torch.export and make_fx compute in the place of torch's own operators."""
 _TRANSFORM_HINT = "Export or transform the torch model. torch.compile takes programs with ONNX graphs in them."
 
 
@@ -284,7 +284,7 @@ def _bound(part: Part, place: TorchPlace) -> TensorBinding:
 
 
 def _for_all(value: torch.Tensor, samples: int) -> torch.Tensor:
-    """What is added to the samples, for each of them: one is for all, as in torch's sums."""
+    """A summand for each of the samples: one is for all, as in torch's sums."""
     return value.expand(samples, *value.shape[1:]) if value.shape[:1] == (1,) else value
 
 
@@ -312,7 +312,7 @@ def _check_sizes(component: str, inputs: Mapping[str, TensorSpec], shapes: Mappi
 
 
 def _size_hint(spec: TensorSpec, shape: tuple[int, ...], shapes: Mapping[str, tuple[int, ...]]) -> str:
-    """What to do about an input of other sizes; ``shapes`` are those of all inputs in the graph's order."""
+    """Advice about an input of other sizes; ``shapes`` are those of all inputs in the graph's order."""
     if all(isinstance(size, int) for size in spec.shape):
         return "Sizes that a graph was exported with (sdort export --static) stay: export without, or give these."
     if len(shape) == len(spec.shape) and all(

@@ -65,7 +65,7 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
 
     @property
     def text_model(self) -> SimpleNamespace:
-        """What diffusers asks for clip skip's final norm, which the graph has done."""
+        """The final norm that diffusers asks for with clip skip, which the graph has done."""
         return SimpleNamespace(final_layer_norm=torch.nn.Identity())
 
     def forward(
@@ -77,7 +77,7 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
         output_hidden_states: bool | None = None,
         return_dict: bool | None = None,
     ) -> Any:
-        """What the tokens mean.
+        """Embeddings of the tokens.
 
         Args:
             input_ids: integers [B, tokens].

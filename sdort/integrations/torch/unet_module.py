@@ -131,7 +131,7 @@ class GraphUNet(AdapterMethods, GraphModule, ModelMixin, ConfigMixin, metaclass=
         )
 
     def _residuals(self, kind: str, given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
-        """What controls add, by the names of the graph's inputs."""
+        """Residuals of controls, by the names of the graph's inputs."""
         if not given:
             return {}
         names = self._exported_residuals[kind]

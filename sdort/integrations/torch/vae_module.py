@@ -34,7 +34,7 @@ class GraphHalf(torch.nn.Module):  # type: ignore[misc]
         self.session = session
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """What the graph makes of images or latents, float [B, channels, H, W] both.
+        """The graph's output for images or latents, float [B, channels, H, W] both.
 
         Raises:
             UsageError: the pipeline has no such component.
@@ -49,7 +49,7 @@ class GraphHalf(torch.nn.Module):  # type: ignore[misc]
 
 
 class GraphVae(GraphModule):
-    """What the classes below share; slicing, tiling and distributions are diffusers'.
+    """The base of the classes below; slicing, tiling and distributions are diffusers'.
 
     ``config.force_upcast`` is False: a graph has the precision that it was made with.
     """

@@ -1,4 +1,4 @@
-"""What an operator's tensors must be like, in words: before anything runs, and while torch.compile traces."""
+"""Requirements of an operator's tensors, in words: before anything runs, and while torch.compile traces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Inductor makes of the operators: kernels of the library in CUDA graphs, else kernels of its own.
+"""Inductor's code for the operators: kernels of the library in CUDA graphs, else kernels of its own.
 
 A compiled program calls a library's operator as eager code does, at the same cost of the host. Of torch's own operators
 Inductor makes kernels that it fuses and launches in a few microseconds. A CUDA graph replays both for nothing.

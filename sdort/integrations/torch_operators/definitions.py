@@ -186,7 +186,7 @@ def _are_plain(keys: int) -> bool:
 
 
 _QUEUED, _UNSERVED, _COPY_NEEDED = 0, 1, 2
-"""What a launch returns; anything else is an error (``custom_ops/torch/operators.cpp``)."""
+"""Return values of a launch; anything else is an error (``custom_ops/torch/operators.cpp``)."""
 
 
 def _as_vectors(name: str, names: Sequence[str], given: tuple[Any, ...]) -> tuple[Any, ...]:

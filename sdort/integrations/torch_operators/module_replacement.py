@@ -26,7 +26,7 @@ from sdort.integrations.torch_operators import fused_modules as fused
 
 @dataclass(frozen=True)
 class Replacement:
-    """What :func:`replace` did."""
+    """The result of :func:`replace`."""
 
     replaced: Mapping[str, int]
     """Class -> how many modules were swapped, with the normalizations and activations that became part of them."""

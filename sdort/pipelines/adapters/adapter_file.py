@@ -42,7 +42,7 @@ class Adapter:
     deltas: Mapping[str, Mapping[str, Delta]]
     """Component -> parameter -> its difference."""
     unmatched: tuple[Unmatched, ...]
-    """What has no place in the pipeline, in the file's order."""
+    """Tensors that have no place in the pipeline, in the file's order."""
 
     @property
     def name(self) -> str:

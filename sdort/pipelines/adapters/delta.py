@@ -339,7 +339,7 @@ class Residual:
 
 
 class Difference(Protocol):
-    """What is added to a parameter."""
+    """The difference that is added to a parameter."""
 
     @property
     def shape(self) -> Shape:

@@ -28,7 +28,7 @@ class PeftSettings:
     configs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def factor(self, module: str, rank: int | None) -> float:
-        """What a module's change is multiplied by: ``alpha / rank``, or rank-stabilised ``alpha / sqrt(rank)``.
+        """The factor of a module's change: ``alpha / rank``, or rank-stabilised ``alpha / sqrt(rank)``.
 
         Args:
             rank: as the tensors have it; None where they are whole, for which peft's config has one all the same.

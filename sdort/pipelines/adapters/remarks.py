@@ -1,4 +1,4 @@
-"""What a user is told of an adapter that fits a pipeline."""
+"""Messages about an adapter that fits a pipeline."""
 
 from __future__ import annotations
 

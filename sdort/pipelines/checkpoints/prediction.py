@@ -1,4 +1,4 @@
-"""What a checkpoint's UNet predicts: noise (epsilon) or velocity (v), which its tensors' names do not say."""
+"""The prediction of a checkpoint's UNet: noise (epsilon) or velocity (v), which its tensors' names do not say."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _YAML_MARK = re.compile(rf"""\b({"|".join(_YAML_KEYS)})["']?(?:[ \t]*:[ \t]*["']
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a UNet predicts, and how that is known."""
+    """The prediction of a UNet, and how it is known."""
 
     kind: str
     """One of :data:`PREDICTIONS`."""
@@ -94,7 +94,7 @@ def find_prediction(
     chosen: str | None,
     beside: Mark | None = None,
 ) -> Prediction:
-    """What a UNet predicts. Marks that contradict one another, and values that are not known, are told.
+    """Find the prediction of a UNet. Marks that contradict one another, and values that are not known, are told.
 
     Args:
         unet: its tensors by diffusers' names; of SD 2.x one vector is read.
@@ -116,7 +116,7 @@ def find_prediction(
 
 
 def prediction_beside(path: Path) -> Mark | None:
-    """What the config of the original's training says that its UNet predicts: AUTOMATIC1111 and ComfyUI look for a
+    """The prediction by the config of the original's training: AUTOMATIC1111 and ComfyUI look for a
     ``.yaml`` of the checkpoint's name beside it.
 
     Raises:
@@ -157,7 +157,7 @@ def _marks(names: Collection[str], notes: Mapping[str, str], beside: Mark | None
 
 
 def _marked(marks: Iterable[Mark]) -> tuple[str, str | None] | None:
-    """What marks say, and why that may be wrong; None where there are none."""
+    """The prediction by marks, and why it may be wrong; None where there are none."""
     known = list(marks)
     if not known:
         return None
@@ -199,7 +199,7 @@ def _switched(key: str, notes: Mapping[str, str]) -> bool:
 
 
 def _judge(family: str, variant: str | None, unet: Mapping[str, Weight]) -> tuple[str, str | None]:
-    """What the weights of a UNet without marks tell."""
+    """The prediction by the weights of a UNet without marks."""
     if family != SD2 or variant == INPAINTING:  # both releases for inpainting predict noise
         return "epsilon", None
     if _MARKED not in unet or len(unet[_MARKED].shape) != 1 or not 0 < unet[_MARKED].shape[0] <= _WIDEST:

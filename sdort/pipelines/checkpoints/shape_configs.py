@@ -68,7 +68,7 @@ def _down_levels(shapes: Shapes) -> list[list[int]]:
 
 
 def _encoder_half(shapes: Shapes, down: list[list[int]]) -> Config:
-    """What a UNet and its ControlNet share."""
+    """Config keys that a UNet and its ControlNet share."""
     widths = [shape_of(shapes, f"down_blocks.{level}.resnets.0.conv1.weight")[0] for level in range(len(down))]
     linear = any(len(shape) == 2 for name, shape in shapes.items() if name.endswith(".proj_in.weight"))
     return {

@@ -63,7 +63,7 @@ class SingleFile:
     path: Path
     family: Family
     variant: str | None
-    """What its UNet takes beside latents: ``inpainting``; None for nothing."""
+    """The kind of input that its UNet takes beside latents: ``inpainting``; None for none."""
     prediction: Prediction
     tensors: dict[str, Mapping[str, Weight]] = field(default_factory=dict)
     """Folder of a component -> its tensors by diffusers' or transformers' names."""
@@ -230,7 +230,7 @@ def _add_vae(file: SingleFile, tensors: Mapping[str, Stored]) -> set[str]:
 
 
 def _edm_scales(tensors: Mapping[str, Stored]) -> Config:
-    """What scales the latents of an EDM model: of Playground v2.5, with the means and deviations that its file has."""
+    """Config that scales the latents of an EDM model: Playground v2.5, with its file's means and deviations."""
     if "edm_mean" not in tensors:
         return {}
     own = {

@@ -26,7 +26,7 @@ _SCALES = 8
 
 
 def facts_at(model: onnx.ModelProto, sizes: Mapping[str, tuple[int, ...]], component: str) -> dict[str, Fact]:
-    """What is known of all tensors by name, as far as the operators' rules tell.
+    """Known facts of all tensors by name, as far as the operators' rules tell.
 
     Args:
         model: its nodes in topological order; large weights may lack their values.

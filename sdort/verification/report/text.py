@@ -101,7 +101,7 @@ def notes(result: Verification, every: bool = True) -> list[str]:
 
 
 def compared_line(result: Verification) -> str:
-    """What is compared with what: ``fast against model (ONNX) and mine.safetensors (torch in fp32)``."""
+    """The candidate and its references: ``fast against model (ONNX) and mine.safetensors (torch in fp32)``."""
     references = ((result.against, "ONNX"), (result.checkpoint, "torch in fp32"))
     return f"{result.shown} against {' and '.join(f'{path} ({what})' for path, what in references if path)}"
 
