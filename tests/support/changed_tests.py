@@ -27,6 +27,8 @@ ALWAYS = ("project/test_layers.py", "project/test_direct_opens.py", "project/tes
 """What holds for every module."""
 PAGES = ("project/test_docs.py",)
 """What holds for every page."""
+BY_NAME = ("fusions/", "sdort/cli/", "sdort/operators/")
+"""Modules that are found by their names: the tests of their folder see them, whatever imports them besides."""
 IN_TEXTS = ("fusions/", "scripts/", "docs/", "custom_ops/")
 """Where files are that tests may name without an import."""
 
@@ -58,6 +60,7 @@ def nearest_tests(files: Collection[str], modules: Mapping[str, Path]) -> list[s
     for file in files:
         if (module := places.get(file)) and module not in tests:
             found |= nearest(module, importers, tests) or in_folder(module, tests)
+            found |= in_folder(module, tests) if file.startswith(BY_NAME) else set()
         if file.startswith(IN_TEXTS) or "/" not in file:
             found |= {name for name in tests if names(texts[name], file)}
     wanted = {modules[name].relative_to(ROOT).as_posix() for name in found}
