@@ -37,6 +37,13 @@ class Table:
 
 TABLES = (
     Table(
+        "sdort.benchmark.bench_options",
+        "BenchKeywords",
+        "Options of :func:`sdort.bench`, all optional.",
+        ("BenchOptions", "BenchResults"),
+        ("ExecutionKeywords",),
+    ),
+    Table(
         "sdort.providers.runtime_options",
         "ExecutionKeywords",
         "Options of the functions that run models.",

@@ -12,11 +12,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.failed_rows import failures, listed
 from sdort.benchmark.measure import Measurement, measure_engines, prepare_benchmark
 from sdort.benchmark.published import PUBLISHED, PublishedRows
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, plan_cases
+from sdort.benchmark.setup import choose_components, find_reference, plan_cases
 from sdort.console import document, say
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx, original_of

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sdort.benchmark import regression, row_table
 from sdort.benchmark.ablation import Ablation, ablate
+from sdort.benchmark.bench_options import BenchKeywords, BenchOptions, BenchResults
 from sdort.benchmark.measure import Measurement, measure_pipeline
 from sdort.benchmark.noise import noise_warning, save_warnings
 from sdort.benchmark.regression import as_saved, load_rows
 from sdort.benchmark.report import ablation_table
 from sdort.benchmark.report.theme import require_matplotlib
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import BenchOptions, apply_preset
+from sdort.benchmark.setup import apply_preset
 from sdort.benchmark.timing import LEAST
 from sdort.console import say, to_json, warn
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import MARGIN as PERCENT
-from sdort.errors.option_types import typed
+from sdort.errors.declared_options import made_of
+from sdort.errors.option_types import typed, with_options
 from sdort.first_use.find_pipeline import is_checkpoint, named_path, pipeline_folder
-from sdort.providers import AUTO
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import ExecutionOptions, RuntimeOptions
 from sdort.staging import check_output_file, check_output_folder, real, write_atomically
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 MARGIN = 10.0
 """Percent by which a row may be slower than the saved one."""
@@ -71,46 +75,14 @@ class Files:
             check_output_folder(self.plots, self.overwrite)
 
 
+@with_options(ExecutionOptions, BenchOptions, BenchResults)
 @typed
 def bench(
     pipeline: str | Path,
     *,
-    provider: str = AUTO,
-    tuning: bool = False,
-    graph: bool = False,
-    fallback: bool | None = None,
-    device_id: int = 0,
-    provider_options: Mapping[str, str] | None = None,
-    split: bool = True,
-    custom_ops: str = "auto",
-    check: bool = True,
-    engine: str = "onnxruntime",
-    engines: Sequence[str] = (),
-    checkpoint: str | Path | None = None,
-    baseline: str | Path | None = None,
-    baseline_engine: str | None = None,
-    reference: str | Path | None = None,
-    components: Sequence[str] = (),
-    batch_sizes: Sequence[int] = (),
-    sizes: Sequence[tuple[int, int]] = (),
-    steps: int = 20,
-    scheduler: str | None = None,
-    warmup: int = 3,
-    repeat: int = 10,
-    preset: str | None = None,
-    save: str | Path | None = None,
-    compare: str | Path | None = None,
-    margin: float | None = None,
-    across: Sequence[str] = (),
-    ablation: bool = False,
-    placement: bool = False,
-    form: str = "table",
-    output: str | Path | None = None,
-    report: str | Path | None = None,
-    plots: str | Path | None = None,
-    overwrite: bool = False,
     command_line: str = "",
     on_measured: Callable[[Measurement | Ablation], None] | None = None,
+    **options: Unpack[BenchKeywords],
 ) -> Measurement | Ablation:
     """Measure a pipeline: latency, memory and correctness of each component and of the whole.
 
@@ -120,34 +92,7 @@ def bench(
     Args:
         pipeline: a folder of ONNX components, a checkpoint as for :func:`sdort.load`, or a diffusers folder for the
             torch engines.
-        provider: as for :func:`sdort.load`, and so are ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options``, ``split``, ``custom_ops`` and ``check``.
-        engine: ``onnxruntime``, ``torch`` or ``torch-compile``; torch engines run the checkpoint behind the pipeline.
-        engines: measure in all of these, call by call in turn; ratios are to the first.
-        checkpoint: what torch engines run, a diffusers folder or a single file; by default as the manifest says.
-        baseline: a pipeline to measure too, call by call in turn; ``torch`` and ``torch-compile`` stand for the
-            checkpoint behind ``pipeline``.
-        baseline_engine: what runs the baseline; by default as its content demands.
-        reference: the pipeline whose outputs are right; by default the baseline, else the original of the manifest.
-        components: names of components, or ``pipeline``; all if empty.
-        batch_sizes: samples of a component, images of the pipeline; 1 if empty, 1 and 8 with ``ablation``.
-        sizes: heights and widths of images in pixels; the model's own if empty.
-        steps: denoising steps of the pipeline.
-        scheduler: as for :meth:`Pipeline.generate`.
-        warmup: calls after the first that are not timed.
-        repeat: timed calls.
-        preset: ``mlperf-sdxl``: MLPerf's settings for SDXL, whatever other parameters say.
-        save: a file that keeps every timed call, for ``compare``.
-        compare: such a file; each row is then faster, slower, same or not comparable.
-        margin: with ``compare``: percent by which a row may be slower; by default 10.
-        across: with ``compare``: compare although this differs: ``device``, ``versions``, ``model``.
-        ablation: measure fp32 and fp16 without fusions, then each group of fusions added.
-        placement: also measure which operators run on which execution provider.
-        form: the form of ``output``: ``markdown`` (also for ``table``), ``csv`` or ``json``.
-        output: a file for the result.
-        report: an HTML page to write, with plots, tables and images (needs matplotlib).
-        plots: a folder for the plots as PNG files (needs matplotlib).
-        overwrite: replace ``output``, ``save``, ``report`` and ``plots`` where they exist.
+        options: where and how the models run, what is measured, and what is made of it.
         command_line: shown in the report, so that people can measure again.
         on_measured: called with the result before anything is plotted.
 
@@ -165,54 +110,31 @@ def bench(
         >>> [row.median_ms for row in result.rows]
         [3.1]
     """
-    _refuse_other_pipelines(ablation, placement, baseline, engine, engines)
-    _refuse_unused_limits(compare, across, margin)
-    allowed = MARGIN if margin is None else PERCENT.check(margin)
-    _refuse_few_calls(compare, repeat)
-    options = BenchOptions(
-        runtime=RuntimeOptions(
-            provider=provider,
-            tuning=tuning,
-            graph=graph,
-            fallback=fallback,
-            device_id=device_id,
-            provider_options=provider_options or {},
-            split=split,
-            custom_ops=custom_ops,
-            check=check,
-        ),
-        engine=engine,
-        engines=engines,
-        checkpoint=_path(checkpoint),
-        baseline=_path(baseline),
-        baseline_engine=baseline_engine,
-        reference=_path(reference),
-        components=components,
-        batch_sizes=batch_sizes or ((1, 8) if ablation else (1,)),
-        sizes=sizes,
-        steps=steps,
-        scheduler=scheduler,
-        warmup=warmup,
-        repeat=repeat,
-        placement=placement,
-    )
-    reads = [Path(read) for read in (pipeline, baseline, reference, checkpoint) if read]
-    files = Files(form, _path(output), _path(save), _path(report), _path(plots), overwrite, reads)
+    asked = made_of(BenchResults, options)
+    batch_sizes = options.get("batch_sizes") or ((1, 8) if asked.ablation else (1,))
+    measured = made_of(BenchOptions, {**options, "batch_sizes": batch_sizes}, runtime=made_of(RuntimeOptions, options))
+    _refuse_other_pipelines(asked, measured)
+    _refuse_unused_limits(asked.compare, asked.across, asked.margin)
+    _refuse_few_calls(asked.compare, measured.repeat)
+    reads = [Path(read) for read in (pipeline, measured.baseline, measured.reference, measured.checkpoint) if read]
+    files = Files(asked.form, asked.output, asked.save, asked.report, asked.plots, asked.overwrite, reads)
     files.check()
-    path = _folder(pipeline, options)
-    if preset:
-        options = apply_preset(preset, path, options)
-    saved = load_rows(Path(compare)) if compare else None
-    if save and repeat < LEAST:  # told now: measuring may take an hour
-        warn(f"--compare will not be able to judge what is saved: it needs --repeat {LEAST} or more, not {repeat}")
-    result = ablate(path, options) if ablation else measure_pipeline(path, options)
+    path = _folder(pipeline, measured)
+    if asked.preset:
+        measured = apply_preset(asked.preset, path, measured)
+    saved = load_rows(asked.compare) if asked.compare else None
+    if asked.save and measured.repeat < LEAST:  # told now: measuring may take an hour
+        enough = f"it needs --repeat {LEAST} or more, not {measured.repeat}"
+        warn(f"--compare will not be able to judge what is saved: {enough}")
+    result = ablate(path, measured) if asked.ablation else measure_pipeline(path, measured)
     if saved is not None:
-        regression.compare_with_saved(result.rows, saved, allowed / 100, across)
+        allowed = MARGIN if asked.margin is None else asked.margin
+        regression.compare_with_saved(result.rows, saved, allowed / 100, asked.across)
     _write(result, files)
     if on_measured:
         on_measured(result)
     _warn_of_noise(result.rows, files)
-    _draw(result, files, path, options, command_line)
+    _draw(result, files, path, measured, command_line)
     return result
 
 
@@ -223,15 +145,14 @@ def _folder(pipeline: str | Path, options: BenchOptions) -> Path:
     return Path(place) if alone else pipeline_folder(place, options.runtime)
 
 
-def _refuse_other_pipelines(
-    ablation: bool, placement: bool, baseline: object, engine: str, engines: Sequence[str]
-) -> None:
-    """Raise UsageError where parameters ask for pipelines beside each other that cannot stand so."""
-    if ablation and (baseline or engines or engine != "onnxruntime" or placement):
+def _refuse_other_pipelines(asked: BenchResults, measured: BenchOptions) -> None:
+    """Raise UsageError where options ask for pipelines beside each other that cannot stand so."""
+    other = measured.engine != "onnxruntime"
+    if asked.ablation and (measured.baseline or measured.engines or other or measured.placement):
         raise UsageError(
             "--ablation compares variants of one pipeline: no --baseline, --engine, --engines or --placement"
         )
-    if engines and (baseline or engine != "onnxruntime"):
+    if measured.engines and (measured.baseline or other):
         raise UsageError("--engines stands alone: no --engine, no --baseline")
 
 
@@ -245,10 +166,6 @@ def _refuse_few_calls(compare: object, repeat: int) -> None:
     """Raise UsageError where so few calls are asked for that no comparison can judge them."""
     if compare and repeat < LEAST:
         raise UsageError(f"--compare needs {LEAST} timed calls or more, not --repeat {repeat}")
-
-
-def _path(path: str | Path | None) -> Path | None:
-    return None if path is None else Path(path)
 
 
 def _warn_of_noise(rows: Sequence[Row], files: Files) -> None:

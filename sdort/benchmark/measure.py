@@ -9,11 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from statistics import median
 
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.conditions import watch_machine
 from sdort.benchmark.failed_rows import refuse_failed
 from sdort.benchmark.regression import refuse_slower, refuse_unjudged
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import BenchOptions, choose_components, find_reference, open_engines, plan_cases
+from sdort.benchmark.setup import choose_components, find_reference, open_engines, plan_cases
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, document, progress
 from sdort.engines.engine import Engine, ImageStages, PreparedRunner, Runner, StagedRunner

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from sdort.benchmark.bench_options import ENGINES, PRESETS, TORCH_ENGINES, BenchOptions
 from sdort.console import progress
 from sdort.engines.default_prompts import default_prompts
 from sdort.engines.engine import Engine
@@ -15,48 +16,13 @@ from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, open_reference, original_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import BATCH_SIZE, REPEAT, STEPS, WARMUP, check_fields, check_sizes, size_words
+from sdort.errors.number_ranges import size_words
 from sdort.families.known_families import DENOISERS
 from sdort.generation.images import Generated
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.references import Reference, compute_reference, generate_images
 from sdort.workload.cases import WHOLE_PIPELINE, Case, cases
-
-TORCH_ENGINES = ("torch", "torch-compile")
-ENGINES = ("onnxruntime", *TORCH_ENGINES)
-
-
-@dataclass(frozen=True)
-class BenchOptions:
-    """Options of a benchmark. No ``sizes`` is the model's own size; no ``components`` is all that there are.
-
-    Raises:
-        UsageError: a number is out of its range.
-    """
-
-    runtime: RuntimeOptions = field(default_factory=RuntimeOptions)
-    engine: str = "onnxruntime"
-    engines: Sequence[str] = ()
-    """Run the pipeline in all of these, in turn, instead of in ``engine``; ratios are to the first."""
-    checkpoint: Path | None = None
-    baseline: Path | None = None
-    baseline_engine: str | None = None
-    reference: Path | None = None
-    components: Sequence[str] = ()
-    batch_sizes: Sequence[int] = (1,)
-    sizes: Sequence[tuple[int, int]] = ()
-    steps: int = 20
-    scheduler: str | None = None
-    warmup: int = 3
-    repeat: int = 10
-    placement: bool = False
-    """Also see on which execution provider each component's operators run, and how long."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, STEPS, WARMUP, REPEAT)
-        object.__setattr__(self, "batch_sizes", BATCH_SIZE.check_all(self.batch_sizes))
-        object.__setattr__(self, "sizes", check_sizes(self.sizes))
 
 
 def plan_cases(path: Path, components: Sequence[str], engines: Sequence[Engine], options: BenchOptions) -> list[Case]:
@@ -88,9 +54,6 @@ def _guided(case: Case, engines: Sequence[Engine]) -> Case:
     if case.component in DENOISERS and all(engine.static_batch(case.component) == 2 * case.batch for engine in engines):
         return replace(case, batch=2 * case.batch)
     return case
-
-
-PRESETS = ("mlperf-sdxl",)
 
 
 def apply_preset(name: str, path: Path, options: BenchOptions) -> BenchOptions:

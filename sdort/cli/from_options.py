@@ -8,32 +8,39 @@ from typing import Any
 
 import click
 
-from sdort.cli.number_types import Real, Size, Whole
+from sdort.cli.number_types import NumberList, Real, Size, SizeList, Whole
 from sdort.cli.options import complete_files, complete_schedulers
 from sdort.errors.declared_options import Option, declared, sections_of
 
 Command = Callable[..., Any]
 
-FORMS: Mapping[str, Callable[[], click.ParamType[Any]]] = {
+Forms = Mapping[str, Callable[[], click.ParamType[Any]]]
+FORMS: Forms = {
     "text": lambda: click.STRING,
     "file": lambda: click.Path(dir_okay=False, path_type=Path),
+    "folder": lambda: click.Path(file_okay=False, path_type=Path),
+    "existing": lambda: click.Path(exists=True, path_type=Path),
+    "existing file": lambda: click.Path(exists=True, dir_okay=False, path_type=Path),
     "size": Size,
+    "sizes": SizeList,
+    "numbers": NumberList,
 }
 """How the command line reads an option whose annotation does not tell."""
 _COMPLETIONS: Mapping[str, Any] = {"files": complete_files, "schedulers": complete_schedulers}
 
 
-def options_of(*classes: type, only: Collection[str] = ()) -> Callable[[Command], Command]:
+def options_of(*classes: type, only: Collection[str] = (), forms: Forms = FORMS) -> Callable[[Command], Command]:
     """The options that dataclasses declare and that have a text of help; the command gets a parameter for each.
 
     Args:
         only: names of those that the command has; all if empty.
+        forms: of the command's own, beside :data:`FORMS`.
     """
     found = _shown(classes, only)
 
     def decorate(command: Command) -> Command:
         for each in reversed(found):
-            command = _click_option(each)(command)
+            command = _click_option(each, {**FORMS, **forms})(command)
         return command
 
     return decorate
@@ -55,7 +62,7 @@ def _shown(classes: Sequence[type], only: Collection[str]) -> list[Option]:
     return [each for name, each in declared(*classes).items() if each.help and name in (only or (name,))]
 
 
-def _click_option(option: Option) -> Callable[[Command], Command]:
+def _click_option(option: Option, forms: Forms) -> Callable[[Command], Command]:
     words: dict[str, Any] = {"help": option.help, "metavar": option.metavar}
     if option.unset:
         words["show_default"] = option.unset
@@ -69,8 +76,8 @@ def _click_option(option: Option) -> Callable[[Command], Command]:
         words |= {"multiple": True, "callback": _assignments}
     else:
         repeatable = bool(option.words & {"Sequence", "Collection"}) and not option.form
-        words |= {"type": _type(option), "multiple": repeatable}
-        if option.default is not None and not repeatable:
+        words |= {"type": _type(option, forms), "multiple": repeatable}
+        if option.default not in (None, ()) and not repeatable:
             words["default"] = option.default
     return click.option(*_flags(option), option.name, **words)
 
@@ -85,9 +92,9 @@ def _is_switch(option: Option) -> bool:
     return "bool" in option.words and not (option.choices or option.form)
 
 
-def _type(option: Option) -> click.ParamType[Any]:
+def _type(option: Option, forms: Forms) -> click.ParamType[Any]:
     if option.form:
-        return FORMS[option.form]()
+        return forms[option.form]()
     if option.range:
         return Whole(option.range) if option.range.whole else Real(option.range)
     if option.choices:

@@ -23,10 +23,10 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import timing
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.measure import Measurement, measure_pipeline
 from sdort.benchmark.row_table import as_text, caption, cells, legend
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import BenchOptions
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.cli import cli
 from sdort.console import to_json

@@ -27,9 +27,9 @@ from sdort.benchmark.ablation import (
     make_variant,
     optional_fusions,
 )
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.published import MI250X, PUBLISHED, RTX_3060, published_text
 from sdort.benchmark.report import ablation_table
-from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.console import to_json
 from sdort.errors import ParityError, RegressionError, SdortError, UsageError

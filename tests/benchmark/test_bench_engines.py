@@ -16,9 +16,10 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import setup as plan
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.measure import measure_pipeline
 from sdort.benchmark.row_table import caption, cells
-from sdort.benchmark.setup import BenchOptions, apply_preset
+from sdort.benchmark.setup import apply_preset
 from sdort.cli import cli
 from sdort.errors import UsageError
 from sdort.optimizer.command import optimize

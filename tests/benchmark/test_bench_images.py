@@ -10,10 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.failed_rows import refuse_failed
 from sdort.benchmark.measure import _check, _Ready
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import BenchOptions
 from sdort.errors import ParityError, UsageError
 from sdort.generation.images import Generated
 from sdort.providers import CPU

@@ -25,6 +25,7 @@ from support.browser import views
 from sdort.benchmark import measure as bench_module
 from sdort.benchmark import roofline, roofline_worker
 from sdort.benchmark.ablation import Ablation, MeasuredStep, ablation_steps
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.report import figures, image_maps, latency_plots
 from sdort.benchmark.report.ablation_table import as_text as ablation_text
@@ -42,7 +43,6 @@ from sdort.benchmark.report.roofline_plot import roofline as roofline_figure
 from sdort.benchmark.report.theme import NARROW, SERIES, footnote, text_on
 from sdort.benchmark.roofline import Point, Roofline, flops, hot_nodes, measure_roofline, moved
 from sdort.benchmark.rows import Compared, Row
-from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.engines.engine import ImageStages
 from sdort.errors import ProviderError, UsageError

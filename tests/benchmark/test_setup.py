@@ -16,12 +16,13 @@ import pytest
 from sdort.benchmark import ablation as ablations
 from sdort.benchmark import command, conditions, measure, roofline, roofline_worker, setup
 from sdort.benchmark.ablation import Ablation, MeasuredStep
+from sdort.benchmark.bench_options import BenchOptions, BenchResults
 from sdort.benchmark.command import Files
 from sdort.benchmark.conditions import Conditions, Disturbance, read_conditions, watch_machine
 from sdort.benchmark.failed_rows import listed
 from sdort.benchmark.measure import Measurement
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import BenchOptions, choose_components, open_engines, plan_cases
+from sdort.benchmark.setup import choose_components, open_engines, plan_cases
 from sdort.engines.engine import ImageStages
 from sdort.errors import ParityError, ProviderError, UsageError
 from sdort.generation.images import Generated
@@ -409,12 +410,13 @@ def test_what_disturbed_a_block_is_known_at_its_end(monkeypatch: pytest.MonkeyPa
     ],
 )  # fmt: skip
 def test_pipelines_that_cannot_stand_beside_each_other(values: dict[str, Any], words: str) -> None:
-    given = {"ablation": False, "placement": False, "baseline": None, "engine": "onnxruntime", "engines": (), **values}
+    own = {name: value for name, value in values.items() if name != "ablation"}
+    asked, measured = BenchResults(ablation="ablation" in values), BenchOptions(**own)
     if not words:
-        command._refuse_other_pipelines(**given)
+        command._refuse_other_pipelines(asked, measured)
         return
     with pytest.raises(UsageError, match=f"^{words}"):
-        command._refuse_other_pipelines(**given)
+        command._refuse_other_pipelines(asked, measured)
 
 
 def test_how_to_judge_wants_what_to_compare_with() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdort.benchmark.bench_options import BenchOptions, BenchResults
 from sdort.errors import UsageError, number_ranges
 from sdort.errors.declared_options import ranges_of
 from sdort.errors.number_ranges import Range, check_fields, check_sizes, shown
@@ -71,7 +72,7 @@ NAMES |= {"UPSCALE_TILE": "tile", "UPSCALE_SCALE": "scale"}
 NAMES |= {**dict.fromkeys(("STATIC_BATCH", "STATIC_SIDE"), "static"), "IP_ADAPTER_SCALE": "ip_adapter_image"}
 
 LIMITS: dict[str, Range[Any]] = {name: value for name, value in vars(number_ranges).items() if isinstance(value, Range)}
-LIMITS |= {name.upper(): limits for name, limits in ranges_of(*GENERATION).items()}
+LIMITS |= {name.upper(): limits for name, limits in ranges_of(*GENERATION, BenchOptions, BenchResults).items()}
 
 
 def test_every_range_is_here() -> None:

@@ -12,9 +12,9 @@ from click.testing import CliRunner
 from PIL import Image
 from support.tiny_pipeline import Tiny
 
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.measure import measure_pipeline
 from sdort.benchmark.row_table import as_text
-from sdort.benchmark.setup import BenchOptions
 from sdort.cli import cli
 from sdort.console import to_json
 from sdort.errors import MemoryShortageError

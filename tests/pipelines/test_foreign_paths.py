@@ -15,8 +15,8 @@ import pytest
 from support.opened import watched
 from support.tiny_pipeline import Tiny
 
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.measure import measure_pipeline
-from sdort.benchmark.setup import BenchOptions
 from sdort.engines.original import as_exported, checkpoint_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import BadModelError, SdortError

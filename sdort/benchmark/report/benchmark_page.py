@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from sdort.benchmark import regression
 from sdort.benchmark import row_table as tables
 from sdort.benchmark.ablation import Ablation
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.conclusion import capitalized, conclusion, headline, outputs
 from sdort.benchmark.failed_rows import failures
 from sdort.benchmark.labels import bar_label
@@ -24,7 +25,6 @@ from sdort.benchmark.report.theme import NARROW, footnote, plain_drawing
 from sdort.benchmark.roofline import measure_rooflines
 from sdort.benchmark.row_table import caption
 from sdort.benchmark.rows import Row
-from sdort.benchmark.setup import BenchOptions
 from sdort.console import say
 from sdort.errors import OutputError
 from sdort.staging import staged_output
