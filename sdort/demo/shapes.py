@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdort.demo.tokenizer import MERGES
-from sdort.families import sd1, sd2, sdxl, sdxl_refiner
+from sdort.families.data import sd1, sd2, sdxl, sdxl_refiner
 from sdort.families.family import Config, Family
 from sdort.families.scheduler_configs import DDIM_V
 from sdort.families.unet import INPAINTING
