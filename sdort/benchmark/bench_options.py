@@ -17,7 +17,7 @@ PRESETS = ("mlperf-sdxl",)
 
 @dataclass(frozen=True)
 class BenchOptions:
-    """What is measured, and how.
+    """Options of the measurement.
 
     Raises:
         UsageError: a number is out of its range.
@@ -46,7 +46,7 @@ class BenchOptions:
         form="existing",
         unset="from the manifest",
         help="Checkpoint for the torch engines: a diffusers folder or a single file.",
-        doc="What torch engines run, a diffusers folder or a single file; by default as the manifest says.",
+        doc="Checkpoint of torch engines, a diffusers folder or a single file; by default as the manifest says.",
     )
     baseline: Path | None = option(
         None,
@@ -64,7 +64,7 @@ class BenchOptions:
         choices=ENGINES,
         unset="by content",
         help="What runs the baseline.",
-        doc="What runs the baseline; by default as its content demands.",
+        doc="Engine of the baseline; by default as its content demands.",
     )
     reference: Path | None = option(
         None,
@@ -147,7 +147,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class BenchResults:
-    """What is made of the measurements.
+    """Options of the outputs that are made of the measurements.
 
     Raises:
         UsageError: a number is out of its range.
@@ -250,12 +250,12 @@ class BenchKeywords(ExecutionKeywords, total=False):
     engines: Sequence[str]
     """Measure in all of these, call by call in turn; ratios are to the first."""
     checkpoint: str | Path | None
-    """What torch engines run, a diffusers folder or a single file; by default as the manifest says."""
+    """Checkpoint of torch engines, a diffusers folder or a single file; by default as the manifest says."""
     baseline: str | Path | None
     """A pipeline to measure too, call by call in turn; ``torch`` and ``torch-compile`` stand for the checkpoint behind
     ``pipeline``."""
     baseline_engine: str | None
-    """What runs the baseline; by default as its content demands."""
+    """Engine of the baseline; by default as its content demands."""
     reference: str | Path | None
     """The pipeline whose outputs are right; by default the baseline, else the original of the manifest."""
     components: Sequence[str]
