@@ -58,11 +58,6 @@ def family_of_class(pipeline: str) -> Family | None:
     return begins.get(max(filter(pipeline.startswith, begins), key=len, default=""))
 
 
-def denoiser_of(components: Collection[str]) -> str | None:
-    """The name of the denoiser among components; None without one."""
-    return next((name for name in components if name in DENOISERS), None)
-
-
 def find_denoiser(component: str, class_name: str | None = None) -> Denoiser | None:
     """The denoiser that a component is; of several with its name that of the class; None for another component."""
     named = [each for each in _denoisers if each.component == component]

@@ -31,6 +31,7 @@ from sdort.exporter.trace import (
 )
 from sdort.exporter.trace_cache import TraceCache
 from sdort.families.graph_tensor import GraphTensor
+from sdort.families.unet import UNET
 from sdort.machine.version import __version__
 
 USUAL = {
@@ -164,13 +165,13 @@ def test_dtypes_of_all_values_of_a_graph() -> None:
 
 def test_inputs_of_one_name_are_one_argument() -> None:
     names = ["sample", "down.0", "text_embeds", "mid", "down.1", "time_ids", "tokens.0"]
-    found = _keywords(names, tuple("abcdefg"))
+    found = _keywords(names, tuple("abcdefg"), UNET.arguments)
     assert found == {
         "sample": "a", "down": ("b", "e"), "added_cond_kwargs": {"text_embeds": "c", "time_ids": "f"}, "mid": "d",
         "tokens": ("g",),
     }  # fmt: skip
     with pytest.raises(ValueError, match="zip"):
-        _keywords(names, tuple("abc"))
+        _keywords(names, tuple("abc"), UNET.arguments)
 
 
 @pytest.mark.parametrize("masked", [False, True])
@@ -247,13 +248,13 @@ def test_a_controlnets_outputs_are_scaled_each(pooled: bool) -> None:
 
 def test_a_unet_takes_the_tokens_of_each_image_and_their_scales() -> None:
     model = Recorded(("noise", "rest"))
-    unet = torch_modules._UNet.__new__(torch_modules._UNet)
+    unet = torch_modules._Denoiser.__new__(torch_modules._Denoiser)
     torch.nn.Module.__init__(unet)
     names = [
         "sample", "down_intrablock_additional_residuals.0", "down_intrablock_additional_residuals.1", "time_ids",
         "image_tokens.0", "image_scale.0", "image_tokens.1", "image_scale.1",
     ]  # fmt: skip
-    unet.__dict__.update(model=model, inputs=names)
+    unet.__dict__.update(model=model, inputs=names, arguments=UNET.arguments)
     tokens, scales = (
         [torch.ones(2, 3, 4), torch.ones(2, 5, 4) * 2],
         [torch.tensor([[0.5], [2]]), torch.full((2, 1), 3.0)],
