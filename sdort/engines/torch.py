@@ -260,7 +260,9 @@ class TorchEngine:
             channels = config["in_channels" if component == ENCODER else "latent_channels"]
             shapes = {"sample": ("batch", channels, "height", "width")}
         else:
-            shapes = {spec.name: spec.dims for spec in self._denoiser_inputs(config)}
+            known: dict[int | str, int | str] = {"batch_size": "batch", "sequence_length": TOKENS}
+            specs = self._denoiser_inputs(config)
+            shapes = {spec.name: tuple(known.get(dim, dim) for dim in spec.dims) for spec in specs}
         return {name: TensorSpec(name, np.dtype("float32"), shape) for name, shape in shapes.items()}
 
     def _denoiser_inputs(self, config: Mapping[str, Any]) -> tuple[GraphTensor, ...]:

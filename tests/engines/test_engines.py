@@ -20,6 +20,7 @@ from sdort.engines.original import as_exported, holds_onnx, open_reference, unkn
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.exporter.source import Source
+from sdort.families.data.sd1 import FAMILY as SD1
 from sdort.machine.file_digest import file_digest
 from sdort.model.signature import TensorSpec
 from sdort.providers import CPU
@@ -42,6 +43,8 @@ def engine(
         return SimpleNamespace(signature=SimpleNamespace(inputs=specs), path=Path(name), dtype=f"{dtype} of {name}")
 
     folder: Any = SimpleNamespace(
+        denoiser="unet",
+        family=SD1,
         models={name: Path(name) for name in inputs}, file=file, generates=generates, vae_factor=8,
         compared=[name for name in inputs if name != "safety_checker"],
         default_size=(512, 768), vae={} if latents is None else {"latent_channels": latents},

@@ -15,6 +15,7 @@ from PIL import Image
 from sdort.errors import ParityError
 from sdort.generation import keep_tuning
 from sdort.generation import pipeline as module
+from sdort.generation import pipeline as pipeline_module
 from sdort.generation.beginning import Beginning, Start
 from sdort.generation.guard import Guard
 from sdort.generation.image_noise import ImageSeed
@@ -42,13 +43,14 @@ def made(**values: Any) -> TextToImage:
     """A pipeline of which the parts that a test needs are there."""
     found = TextToImage.__new__(TextToImage)
     folder = SimpleNamespace(
-        path=Path("pipe"), vae_factor=8, latent_channels=4, sample_channels=4, vae={}, models={}, file=lambda name: name
-    )
+        path=Path("pipe"), vae_factor=8, latent_channels=4, sample_channels=4, vae={}, models={}, file=lambda name: name,
+        family=None, denoiser="unet",
+    )  # fmt: skip
     usual: dict[str, Any] = {
         "folder": folder, "sessions": {}, "provider": ROCM, "fallback": None, "options": OPTIONS, "guard": None,
         "_set_aside": None, "timings": Timings(), "previewer": None, "decoded": None, "one_group": None,
         "openings": Openings(), "adapters": SimpleNamespace(forget=lambda name: None, renew=lambda: None),
-        "_steered": False, "_scales": {},
+        "_steered": False, "_scales": {}, "denoiser": "unet",
     }  # fmt: skip
     found.__dict__.update(usual | {"schedule": folder} | values)
     return found
@@ -80,12 +82,10 @@ def test_rows_go_through_an_encoder_in_the_number_that_it_takes(at_once: Any, ca
         np.testing.assert_array_equal(each["encoder_hidden_states"], [[[number + 0.5, number + 7.5]]])
 
 
-def test_scores_and_images_go_to_the_negative_prompt_and_to_the_prompt() -> None:
-    family = SimpleNamespace(
-        at_size=lambda each, size: each | {"size": size}, scored=lambda each, score: each | {"score": score}
-    )
+def test_scores_and_images_go_to_the_negative_prompt_and_to_the_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pipeline_module, "at_size", lambda _, each, size: each | {"size": size})
+    monkeypatch.setattr(pipeline_module, "scored", lambda _, each, score: each | {"score": score})
     pipe = made()
-    pipe.folder.family = family  # type: ignore[assignment, misc]
     encoded: Any = {("a",): {"of": "a"}, ("b",): {"of": "b"}, None: {"of": "zeros"}}
     beside: Any = [(2.5, {"image": "none"}), (6.0, {"image": "photo"})]
     calls: Any = [[[(None, ("a",)), (("b",), ("a",))]], [[(("b",),)]]]
