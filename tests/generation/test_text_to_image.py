@@ -43,8 +43,8 @@ def made(**values: Any) -> TextToImage:
     """A pipeline of which the parts that a test needs are there."""
     found = TextToImage.__new__(TextToImage)
     folder = SimpleNamespace(
-        path=Path("pipe"), vae_factor=8, latent_channels=4, sample_channels=4, vae={}, models={}, file=lambda name: name,
-        family=None, denoiser="unet",
+        path=Path("pipe"), vae_factor=8, latent_channels=4, sample_channels=4, vae={}, models={},
+        file=lambda name: name, family=None, denoiser="unet",
     )  # fmt: skip
     usual: dict[str, Any] = {
         "folder": folder, "sessions": {}, "provider": ROCM, "fallback": None, "options": OPTIONS, "guard": None,
