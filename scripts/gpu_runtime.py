@@ -21,6 +21,7 @@ import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -227,10 +228,8 @@ def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         tight = {"arena_extend_strategy": "kSameAsRequested"} if provider.on_gpu else {}
         made = decoder(checkpoint, args, provider_options=tight)
         before = free_memory(provider.vendor, 0) or 0
-        times, images = [], np.zeros(0)
-        for _ in range(4):
-            images, seconds = timed(lambda plan=plan, made=made: np.stack(list(made.decode(latents, plan))))
-            times.append(seconds)
+        decoded = [timed(partial(_stacked, made, latents, plan)) for _ in range(4)]
+        images, times = decoded[-1][0], [seconds for _, seconds in decoded]
         grown = before - (free_memory(provider.vendor, 0) or 0)
         pixels = np.clip(images / 2 + 0.5, 0, 1) * 255
         whole = pixels if whole is None else whole
@@ -245,6 +244,10 @@ def decoding(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:
         if not row["mean_difference"] < (np.inf if plan.tile else IMAGES_DIFFER):
             raise RuntimeError(f"{plan} gives other images than the whole decoder")
     return results
+
+
+def _stacked(made: Decoder, latents: Array, plan: Plan) -> Array:
+    return np.stack(list(made.decode(latents, plan)))
 
 
 def memory(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:

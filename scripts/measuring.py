@@ -42,8 +42,10 @@ class Arguments(argparse.ArgumentParser):
         """
         super().__init__(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
         for name in names.split():
-            own = {"default": providers.split()[0], "choices": providers.split()} if providers else {}
-            self.add_argument(name, **_ARGUMENTS[name] | (own if name == "--provider" else {}))
+            argument = dict(_ARGUMENTS[name])
+            if name == "--provider" and providers:
+                argument |= {"choices": providers.split(), "default": providers.split()[0]}
+            self.add_argument(name, **argument)
         self.set_defaults(**defaults)
 
 

@@ -20,8 +20,7 @@ from sdort.pipelines.adapters.adapted_weight import adapted
 from sdort.pipelines.adapters.delta import Delta, Factor, Kronecker, Product, Whole, _product
 from sdort.pipelines.checkpoints import clip_vision, pipeline_files
 from sdort.pipelines.checkpoints.clip_vision import read_image_encoder, vision_config
-from sdort.pipelines.checkpoints.prediction import Mark, Prediction, _judge, _marked, _marks
-from sdort.pipelines.checkpoints.single_file import SingleFile
+from sdort.pipelines.checkpoints.prediction import Mark, _judge, _marked, _marks
 from sdort.pipelines.config_schemas import REQUIRED
 from sdort.pipelines.weight_names import (
     REFINER,
@@ -143,25 +142,25 @@ def test_an_image_encoders_sizes(width: int, heads: int, activation: str, side: 
 @pytest.mark.parametrize(
     "parts", [(), ("text_encoder",), ("text_encoder_2", "vae"), ("text_encoder", "text_encoder_2")]
 )
-def test_the_small_files_of_a_single_file(
-    parts: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("given", [(), ("c d", "e f")], ids=["CLIP's merges", "other merges"])
+def test_the_small_files_of_a_folder(
+    parts: tuple[str, ...], given: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tokenizer for each of its text encoders, with the family's own padding."""
     written: list[Any] = []
     monkeypatch.setattr(pipeline_files, "read_clip_merges", lambda: ["a b"])
     monkeypatch.setattr(pipeline_files, "write_clip_tokenizer", lambda *given: written.append(given))
-    file = SingleFile(Path("a"), FAMILIES[SDXL], None, Prediction("epsilon"), scheduler={"_class_name": "X", "b": 1})
-    file.tensors = {"unet": {}, **{part: {} for part in parts}}
-    file.configs = {part: {"of": part} for part in ("unet", *parts)}
-    pipeline_files.write_pipeline_files(file, tmp_path)
+    made: Any = {part: {"of": part} for part in ("unet", *parts)}
+    merges: Any = {"merges": given} if given else {}
+    pipeline_files.write_pipeline_files(FAMILIES[SDXL], None, made, {"_class_name": "X", "b": 1}, tmp_path, **merges)
     configs = {path.parent.name: json.loads(path.read_text()) for path in tmp_path.glob("*/config.json")}
-    assert configs == file.configs
+    assert configs == made
     assert json.loads((tmp_path / "scheduler" / "scheduler_config.json").read_text()) == {"_class_name": "X", "b": 1}
     index = json.loads((tmp_path / "model_index.json").read_text())
     assert index["scheduler"] == ["diffusers", "X"]
     expected = {"text_encoder": ("tokenizer", "<|endoftext|>"), "text_encoder_2": ("tokenizer_2", "!")}
     assert written == [
-        (tmp_path / folder, ["a b"], pad) for part, (folder, pad) in expected.items() if part in parts
+        (tmp_path / folder, given or ["a b"], pad) for part, (folder, pad) in expected.items() if part in parts
     ]  # fmt: skip
 
 

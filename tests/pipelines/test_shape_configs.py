@@ -308,7 +308,7 @@ def test_an_index_names_what_a_file_holds(parts: tuple[str, ...]) -> None:
         expected[part] = ["diffusers", "AutoencoderKL"] if part == "vae" else ["transformers", classes[part]]
         if part != "vae":
             expected[part.replace("text_encoder", "tokenizer")] = ["transformers", "CLIPTokenizer"]
-    assert _index(file) == expected
+    assert _index(file.family, file.variant, file.tensors, file.scheduler) == expected
     assert file.lacks == [part for part in ("text_encoder", "text_encoder_2", "vae") if part not in parts]
 
 

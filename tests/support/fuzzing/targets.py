@@ -582,13 +582,21 @@ def _page(folder: Path, data: bytes) -> None:
         assert _elements(_text_page(text)) == _elements(_text_page("x"))
 
 
+_EVERY_PART = """
+{% extends "page.html" %}{% block body %}
+{{ parts.answer(True, [text, text]) }}{{ parts.command(text, text) }}{{ parts.headline(text, text) }}
+{{ parts.facts({text: text}) }}{{ parts.sentences(text, [text]) }}{{ parts.paragraph(text) }}
+{% call parts.collapsed(text) %}{{ text }}{% endcall %}{% call parts.generated(text, 1, "ok", text) %}{% endcall %}
+{{ parts.badge("ok", text) }}{{ parts.table(table) }}{{ parts.figure(pixels, text) }}
+{% endblock %}"""
+
+
 def _text_page(text: str) -> str:
-    parts = [
-        html.answer(True, text, text), html.command(text, text), html.paragraph(text), html.badge("ok", text),
-        html.collapsed(text, html.isolated(text)), html.facts({text: text}), html.headline(text, text),
-        html.section(text, [text], [[text]], left=[text]),
-    ]  # fmt: skip
-    return html.page(text, parts)
+    values = {
+        "title": text, "text": text, "light": html.LIGHT, "dark": html.DARK, "pixels": np.zeros((1, 1, 3), np.uint8),
+        "table": html.section(text, [text], [[text]], left=[text]),
+    }  # fmt: skip
+    return html.environment().from_string(_EVERY_PART).render(values)
 
 
 def _elements(page: str) -> list[tuple[str, tuple[str, ...]]]:
