@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import pytest
-from support import machine_code
+from support import machine_code, native
 
 if sys.version_info < (3, 11):
     pytest.skip("tinygrad's tables need Python 3.11", allow_module_level=True)
@@ -722,7 +722,7 @@ def test_the_pseudo_code_is_translated_or_left_alone() -> None:
     assert translate.translated("declare tmp : 64'B;\nD0.b64 = tmp") is None
 
 
-@ON_ALL
+@pytest.mark.parametrize("arch", [native.COVERED.get(arch, arch) for arch in ALL])
 def test_all_that_is_shipped_is_decoded_as_llvm_does_and_known(arch: str) -> None:
     """By the instructions' names; what the disassembly lists behind a kernel's end is padding."""
     [path] = machine_code.objects(f"{arch}.hsaco")
