@@ -17,6 +17,11 @@ records of the logger ``sdort``. What type checkers and editors see of this modu
 from __future__ import annotations
 
 import importlib
+import os
+
+# ONNX Runtime 1.31's package for Linux reports events under a device id that it keeps in the user's home, from its
+# import on. It asks this variable.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "Ablation",

@@ -119,3 +119,20 @@ def test_a_library_and_settings_in_the_users_home_make_no_difference(tmp_path: P
     done = subprocess.run(command, cwd=ROOT, env=given, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert contents(tmp_path) == before
+
+
+def test_onnx_runtime_reports_nothing_unless_the_user_says_so(tmp_path: Path) -> None:
+    script = "import os, sdort, onnxruntime; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    name = "ORT_DISABLE_TELEMETRY"
+    given = {key: value for key, value in os.environ.items() if key not in (name, *homes.settings(tmp_path), "CI")}
+    for said, then in ((None, "1"), ("0", "0"), ("", "")):
+        home = tmp_path / repr(said)
+        home.mkdir()
+        told = {} if said is None else {name: said}
+        command = [sys.executable, "-B", "-c", script]
+        done = subprocess.run(
+            command, env={**given, "HOME": str(home), **told}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.strip() == then
+        if then == "1":
+            assert contents(home) == {}

@@ -7,11 +7,13 @@ import re
 from dataclasses import fields
 from typing import Any
 
+from sdort.errors.declared_options import declared
 from sdort.generation.record import GenerationRecord
 
 
 def record(**values: Any) -> GenerationRecord:
     empty: dict[str, Any] = dict.fromkeys((each.name for each in fields(GenerationRecord)), "")
+    empty |= {name: each.default for name, each in declared(GenerationRecord).items()}
     base = {"steps": 20, "scheduler": "DDIMScheduler", "guidance_scale": 7.5, "height": 64, "width": 32,
             "model_hash": "0123", "clip_skip": 1, "eta": None, "prompt_weighting": "a1111", "lora": [],
             "deep_cache": None, "deep_cache_depth": None, "model": "fast", "versions": {"sdort": "0"}}  # fmt: skip

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import onnxruntime
-
 
 def stop_spinning() -> None:
     """Change the settings with which this process opens sessions."""
+    import onnxruntime  # not before the tests have a home of their own: it keeps files there
+
     made, opened = onnxruntime.SessionOptions.__init__, onnxruntime.InferenceSession.__init__
 
     def settings(self: Any) -> None:
