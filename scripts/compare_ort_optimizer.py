@@ -60,7 +60,6 @@ ORT = """
 import inspect, sys, textwrap
 from onnxruntime.transformers.fusion_options import FusionOptions
 from onnxruntime.transformers.optimizer import optimize_model
-from measuring import Arguments
 # numpy 2.4 refuses int() of an array of one element, which get_num_heads relies on.
 for name, module in list(sys.modules.items()):
     if name.endswith("fusion_attention_unet"):

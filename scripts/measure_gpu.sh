@@ -13,8 +13,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 provider=${1:-}
 case $provider in
-    cuda | rocm) family=sd15 operators=sd1 backend=inductor size=512 large=1024x1024 steps=20 ;;
-    cpu) family=tiny operators=tiny backend=aot_eager size=64 large=128x128 steps=2 ;;
+    cuda | rocm) family=sd15 backend=inductor size=512 large=1024x1024 steps=20 ;;
+    cpu) family=tiny backend=aot_eager size=64 large=128x128 steps=2 ;;
     *)
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
         exit 2
@@ -97,7 +97,7 @@ torch_overhead() {
 }
 
 torch_operators() {
-    "$python" scripts/torch_operators_benchmark.py --family "$operators" --size "$size" --backend "$backend" \
+    "$python" scripts/torch_operators_benchmark.py --family "$family" --size "$size" --backend "$backend" \
         --models "$1" --json "$out/operators-$1.json"
 }
 
@@ -129,7 +129,7 @@ layouts() {
     "$python" scripts/layout_benchmark.py --work "$work" --provider "$provider" "${small_nets[@]}" --json "$out/layouts.json"
 }
 export -f gpu_only benchmark optimized library attention torch_overhead torch_operators cold kernels drawing layouts
-export provider family operators backend size steps python out work fast
+export provider family backend size steps python out work fast
 
 call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which a limit can end
     measure "$1" bash -c '"$@"' measure "${@:2}"

@@ -280,7 +280,8 @@ def _next(report: OptimizeReport) -> str:
     from sdort.pipelines.configs import INDEX
 
     out = Path(report.out)
-    if not (out / INDEX).is_file() or not set(family_of(report.components).needed) <= set(report.components):
+    family = family_of(report.components)
+    if not (out / INDEX).is_file() or family.refines or not set(family.needed) <= set(report.components):
         return shlex.join(["sdort", "inspect", "--diff", report.source, report.out])
     if not runs_here(report.provider):
         return shlex.join(["sdort", "verify", report.out])
