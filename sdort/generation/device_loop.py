@@ -326,7 +326,7 @@ class StepAccumulator:
         if not np.isfinite(latents).all():
             raise ParityError(
                 f"the output has NaN or infinite values at step {self._first_bad()} of {self.recurrence.steps}",
-                component=self.session.component,
+                component=self.buffers.session.component,
                 hint="An fp16 overflow does this: compare with the fp32 pipeline, or optimize without --fp16.",
             )
         return latents

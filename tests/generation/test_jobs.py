@@ -277,7 +277,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     monkeypatch.setattr(command, "plan_request", plan_request)
     monkeypatch.setattr(command, "keep_generated", keep_generated)
-    monkeypatch.setattr(Pipeline, "_record", lambda self, request: command_record(request))
+    monkeypatch.setattr(Pipeline, "_record", lambda self, request, plan: command_record(request))
     return SimpleNamespace(made=made, models=models, asked=asked)
 
 
