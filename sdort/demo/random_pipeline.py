@@ -29,7 +29,7 @@ _PREFIXES = ("text_model.", "text_projection.")
 
 
 def make_random(name: str, folder: Path) -> None:
-    """Write the pipeline of a shape as a diffusers directory into ``folder``, which exists; always the same bytes.
+    """Write the pipeline of a shape as a diffusers directory into ``folder``; always the same bytes.
 
     Weights are uniform within 1 / sqrt(inputs of a value), as torch begins a layer, and cost as much as writing them:
     2 s where torch's own random numbers of SDXL take 4 minutes.
@@ -38,6 +38,7 @@ def make_random(name: str, folder: Path) -> None:
         name: one of :data:`sdort.demo.shapes.SHAPES`.
     """
     shape = SHAPES[name]
+    folder.mkdir(parents=True, exist_ok=True)
     with quiet_libraries(), torch.device("meta"):
         models = _models(shape)
     configs = {part: _config(model) for part, model in models.items()}

@@ -297,7 +297,8 @@ def test_a_single_file_as_a_source(config: Path | None, tmp_path: Path, monkeypa
         return
     lacks = ["text_encoder", "text_encoder_2"]
     assert calls == [
-        *read, ("_check_vocabulary", file), ("write_pipeline_files", file, tmp_path),
+        *read, ("_check_vocabulary", file),
+        ("write_pipeline_files", file.family, None, file.configs, file.scheduler, tmp_path),
         ("_tell_lacks", lacks, replaced, "b.safetensors"),
     ]  # fmt: skip
     assert (found.name, found.folder, found.index) == ("b.safetensors", tmp_path, {"_class_name": "P"})

@@ -36,7 +36,7 @@ def made(kind: Any, model: Any, **fields: Any) -> Any:
 @pytest.mark.parametrize(
     ("component", "kind", "fields"),
     [
-        (spec("unet"), "_UNet", {"inputs": ["i.0", "i.1"]}),
+        (spec("unet"), "_Denoiser", {"inputs": ["i.0", "i.1"]}),
         (spec("controlnet", global_pool_conditions=True), "_ControlNet", {"inputs": ["i.0", "i.1"], "pooled": True}),
         (spec("controlnet", global_pool_conditions=False), "_ControlNet", {"pooled": False}),
         (spec("t2i_adapter"), "_T2IAdapter", {}),
@@ -220,9 +220,9 @@ def test_cross_attentions_alone_take_images() -> None:
 def test_diffusers_gets_the_config(name: str, images: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """A ControlNet's means are taken behind its scales, not by diffusers."""
     calls: Any = list[Any]()
-    monkeypatch.setattr(
-        torch_modules, "diffusers", SimpleNamespace(Made=lambda **given: calls.append(given) or "model")
-    )
+    library = SimpleNamespace(Made=lambda **given: calls.append(given) or "model")
+    monkeypatch.setattr(torch_modules, "LIBRARIES", {"Made": "its library"})
+    monkeypatch.setattr(torch_modules, "import_module", {"its library": library}.__getitem__)
     monkeypatch.setattr(torch_modules, "_attend_to_images", lambda *given: calls.append(given))
     inputs = tensors("sample", *(f"image_tokens.{number}" for number in range(images)), "image_scale.0")
     config = {"a": 1, "global_pool_conditions": True}

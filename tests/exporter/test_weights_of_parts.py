@@ -242,7 +242,7 @@ def test_components_are_described_by_their_pipeline(
     checked: list[Any] = []
     monkeypatch.setattr(source, "component_config", lambda given, name, cache: {"projection_dim": 1280, "of": name})
     monkeypatch.setattr(source, "check_parts", lambda index, name: checked.append(("parts", name)))
-    monkeypatch.setattr(source, "check_channels", lambda index, unet, vae: checked.append((unet, vae)))
+    monkeypatch.setattr(source, "check_channels", lambda index, denoiser, unet, vae: checked.append((unet, vae)))
     monkeypatch.setattr(source, "normalise", lambda class_name, config, defaults: (class_name, config["of"], defaults))
     monkeypatch.setattr(source, "describe_component", lambda *given, **options: (*given, options))
     cache: Any = SimpleNamespace(defaults=lambda class_name, compute: f"defaults of {class_name}")
