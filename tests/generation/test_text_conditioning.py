@@ -254,7 +254,7 @@ def test_sampler_steps_and_guidance_are_what_the_configs_tell(
     config: dict[str, Any], embedded: int | None, asked: str | None, wanted: tuple[int, float, str | None]
 ) -> None:
     folder: Any = SimpleNamespace(
-        scheduler=BETAS | config, config=lambda name: {"time_cond_proj_dim": embedded, "of": name}
+        scheduler=BETAS | config, config=lambda name: {"unet": {"time_cond_proj_dim": embedded}}[name], denoiser="unet"
     )
     found = usual_sampling(folder, asked)
     assert (found.steps, found.guidance_scale, found.scheduler) == wanted

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from sdort.errors import ParityError
+from sdort.families.data import sd1
 from sdort.generation import keep_tuning
 from sdort.generation import pipeline as module
 from sdort.generation import pipeline as pipeline_module
@@ -44,7 +45,7 @@ def made(**values: Any) -> TextToImage:
     found = TextToImage.__new__(TextToImage)
     folder = SimpleNamespace(
         path=Path("pipe"), vae_factor=8, latent_channels=4, sample_channels=4, vae={}, models={},
-        file=lambda name: name, family=None, denoiser="unet",
+        file=lambda name: name, family=sd1.FAMILY, denoiser="unet",
     )  # fmt: skip
     usual: dict[str, Any] = {
         "folder": folder, "sessions": {}, "provider": ROCM, "fallback": None, "options": OPTIONS, "guard": None,
@@ -175,7 +176,7 @@ def test_sessions_are_opened_with_what_is_for_them(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(module, "remark_inputs", lambda session: asked.update(remarked=session.name))
     monkeypatch.setattr(module, "_load_ahead", lambda *of: ("tokenizers", *of[1:]))
     monkeypatch.setattr(module, "assemble", lambda *of: of)
-    folder: Any = SimpleNamespace(needed=names, models={name: Path(name) for name in names})
+    folder: Any = SimpleNamespace(needed=names, models={name: Path(name) for name in names}, denoiser="unet")
     options = replace(OPTIONS, adapters=True, device_id=3)
     opened: Any = module._open_sessions(folder, ROCM, "elsewhere", options)
     _, sessions, provider, fallback, tokenizers = opened

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from sdort.errors import BadModelError, ParityError, UsageError
+from sdort.families.data import sd1, sdxl, sdxl_refiner
 from sdort.integrations.comfyui import optimized_unet, unet_folder
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.optimized_vae import Autoencoder
@@ -23,7 +24,10 @@ from sdort.providers.rocm import PROVIDER as ROCM
 
 
 def unet(**values: Any) -> Any:
-    return SimpleNamespace(**{"empty": {"a": 1}, "sizes": 0, "folder": SimpleNamespace(path=Path("m")), **values})
+    numbers = values.get("sizes", 0)
+    family = {0: sd1, 5: sdxl_refiner, 6: sdxl}[numbers].FAMILY
+    folder = SimpleNamespace(path=Path("m"))
+    return SimpleNamespace(**{"empty": {"a": 1}, "sizes": 0, "folder": folder, "comfyui": family.comfyui, **values})
 
 
 @pytest.fixture
