@@ -638,6 +638,6 @@ TARGETS = {
     "miopen": Target(folders.miopen, folders.miopen_seeds, None, 400, 37),
     "tunable": Target(folders.tunable, folders.tunable_seeds, folders.mutate_results, 1500, 50),
     "mistaken": Target(folders.mistaken, folders.mistaken_seeds, None, 600, 63),
-    "page": Target(_page, lambda: [b"<b>", b"'\"&", b"\x1b]8;;x\x07"], None, 900, 23),
+    "page": Target(_page, lambda: [b"<b>", b"'\"&", b"\x1b]8;;x\x07"], None, 900, 14),
 }
 """By name, in the order in which they run."""
