@@ -141,11 +141,12 @@ def _run_command(pipeline: Path, options: Mapping[str, Any]) -> str:
     from dataclasses import fields
 
     from sdort.engines.default_prompts import short_prompt
-    from sdort.providers.runtime_options import RuntimeOptions, runtime_words
+    from sdort.errors.declared_options import command_words
+    from sdort.providers.runtime_options import RuntimeOptions
 
     runtime = {field.name: options[field.name] for field in fields(RuntimeOptions) if field.name in options}
     words = ["sdort", "run", pipeline, "--prompt", short_prompt(pipeline)]
-    words += runtime_words(RuntimeOptions(**runtime))
+    words += command_words(RuntimeOptions(**runtime))
     for size in options["sizes"][:1]:
         words += ["--size", size_words(size)]
     images = options["batch_sizes"][0]

@@ -92,7 +92,7 @@ def _weights(
             if bound is None:
                 values.fill(name == "weight")
             else:
-                _repeat(noise * bound, values.reshape(-1), begin)
+                _repeat(noise, bound, values.reshape(-1), begin)
                 begin = (begin + values.size) % _NOISE
             yield f"{place}.{name}" if place else name, values
 
@@ -106,10 +106,10 @@ def _bound(module: torch.nn.Module, name: str) -> np.float32 | None:
     return np.float32(inputs**-0.5)
 
 
-def _repeat(noise: npt.NDArray[np.float32], values: npt.NDArray[Any], begin: int) -> None:
-    """Fill ``values`` with the noise from ``begin`` on, again and again."""
+def _repeat(noise: npt.NDArray[np.float32], factor: np.float32, values: npt.NDArray[Any], begin: int) -> None:
+    """Fill ``values`` with ``factor`` times the noise from ``begin`` on, again and again."""
     done = 0
     while done < values.size:
         part = noise[begin : begin + values.size - done]
-        values[done : done + part.size] = part
+        values[done : done + part.size] = part * factor
         done, begin = done + part.size, 0

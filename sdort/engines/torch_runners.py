@@ -11,6 +11,7 @@ from sdort.engines.torch_prompts import prompt_arguments
 from sdort.exporter.signatures import CONCEPTS
 from sdort.families.family import Denoiser
 from sdort.families.known_families import DENOISERS
+from sdort.families.module_arguments import module_arguments
 from sdort.families.unet import UNET
 from sdort.generation.images import Generated, to_image
 from sdort.generation.request import Request
@@ -61,7 +62,8 @@ class ComponentRunner:
 
     def _run(self) -> Any:
         if self.component in DENOISERS:
-            return self.call(**self._denoiser_arguments(), return_dict=False)
+            given = module_arguments(self.arguments, self.arguments.values(), self._denoiser.arguments)
+            return self.call(**given, return_dict=False)
         if self.component == DECODER:
             return self.call(self.arguments["sample"], return_dict=False)
         if self.component == ENCODER:
@@ -72,20 +74,6 @@ class ComponentRunner:
         if self.component == SAFETY_CHECKER:
             return dict(zip(CONCEPTS, self.call(**self.arguments), strict=True))
         return self.call(**self.arguments, return_dict=True)
-
-    def _denoiser_arguments(self) -> dict[str, Any]:
-        renamed = self._denoiser.arguments
-        found: dict[str, Any] = {}
-        for name, value in self.arguments.items():
-            group, _, inner = renamed.get(name, "").partition(".")
-            numbered = name.partition(".")[0]
-            if inner:
-                found.setdefault(group, {})[inner] = value
-            elif numbered != name:  # inputs for controls, which diffusers takes from this list one by one
-                found.setdefault(numbered, []).append(value)
-            else:
-                found[group or name] = value
-        return found
 
     def result(self) -> dict[str, Array]:
         """Named as the exports name them."""

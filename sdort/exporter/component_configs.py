@@ -11,6 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from sdort.exporter.signatures import LIBRARIES
 from sdort.families.known_families import FAMILIES
 from sdort.machine.optional_packages import need_packages
 
@@ -54,7 +55,6 @@ _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = _NO_EF
     "transformers_version",
 }
 
-_LIBRARIES = {each.denoiser.class_name: each.denoiser.library for each in FAMILIES.values()}
 
 DOWNLOAD_AGAIN = "Copy or download it again."
 """Advice where a file of a checkpoint is broken."""
@@ -85,7 +85,7 @@ def class_defaults(class_name: str) -> dict[str, Any]:
         import inspect
         from importlib import import_module
 
-        module = import_module(_LIBRARIES.get(class_name, "diffusers"))
+        module = import_module(LIBRARIES.get(class_name, "diffusers"))
         parameters = inspect.signature(getattr(module, class_name).__init__).parameters.values()
         defaults = {
             parameter.name: parameter.default for parameter in parameters if parameter.default is not parameter.empty

@@ -14,8 +14,8 @@ from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.signatures import CONCEPTS, LIBRARIES, ComponentSpec
 from sdort.families.known_families import find_denoiser
+from sdort.families.module_arguments import module_arguments
 from sdort.families.unet import UNET
-from sdort.families.unet_signature import INTRABLOCK_INPUTS
 from sdort.model.component_names import (
     CLIP_SKIP,
     CONCEPT_SCORES,
@@ -62,10 +62,7 @@ class _Denoiser(torch.nn.Module):  # type: ignore[misc]
         self.inputs = inputs
 
     def forward(self, *tensors: Any) -> Any:
-        inputs = _keywords(self.inputs, tensors, self.arguments)
-        # diffusers takes what it has used from the front of this one.
-        if INTRABLOCK_INPUTS in inputs:
-            inputs[INTRABLOCK_INPUTS] = list(inputs[INTRABLOCK_INPUTS])
+        inputs = module_arguments(self.inputs, tensors, self.arguments)
         if IMAGE_TOKENS in inputs:
             pairs = zip(inputs.pop(IMAGE_TOKENS), inputs.pop(IMAGE_SCALE), strict=True)
             # Values have no bias: those of scaled tokens are scaled values, so that one product is enough for all
@@ -162,7 +159,7 @@ class _ControlNet(torch.nn.Module):  # type: ignore[misc]
         self.pooled = pooled
 
     def forward(self, *tensors: Any) -> tuple[Any, ...]:
-        inputs = _keywords(self.inputs, tensors, UNET.arguments)
+        inputs = module_arguments(self.inputs, tensors, UNET.arguments)
         scales = inputs.pop("conditioning_scale")
         down, mid = self.model(**inputs, return_dict=False)
         outputs = [output * scales[index] for index, output in enumerate([*down, mid])]
@@ -171,25 +168,6 @@ class _ControlNet(torch.nn.Module):  # type: ignore[misc]
 
     def _mean(self, output: Any) -> Any:
         return output.mean(dim=(2, 3), keepdim=True).expand_as(output)
-
-
-def _keywords(names: list[str], tensors: tuple[Any, ...], arguments_of: Mapping[str, str]) -> dict[str, Any]:
-    """The arguments of a denoiser's or ControlNet's forward; inputs with a number after a dot are one tuple.
-
-    Args:
-        arguments_of: :attr:`sdort.families.family.Denoiser.arguments`.
-    """
-    arguments: dict[str, Any] = {}
-    for name, tensor in zip(names, tensors, strict=True):
-        group, _, inner = arguments_of.get(name, "").partition(".")
-        if inner:
-            arguments.setdefault(group, {})[inner] = tensor
-        elif "." in name:
-            group = name.partition(".")[0]
-            arguments[group] = (*arguments.get(group, ()), tensor)
-        else:
-            arguments[group or name] = tensor
-    return arguments
 
 
 class _T2IAdapter(torch.nn.Module):  # type: ignore[misc]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from sdort.errors import UsageError
-from sdort.errors.declared_options import command_words, option
+from sdort.errors.declared_options import option
 from sdort.errors.number_ranges import DEVICE_ID, THREADS, check_fields
 from sdort.providers import AUTO, MEMORY, PROVIDER_NAMES, PROVIDERS
 
@@ -136,11 +136,6 @@ class RuntimeOptions(ExecutionOptions):
     def may_fall_back(self) -> bool:
         """Whether the CPU may stand in for a provider that does not load, or that refuses a component."""
         return self.fallback is True or (self.fallback is None and self.provider == AUTO)
-
-
-def runtime_words(options: RuntimeOptions) -> list[object]:
-    """Options of the runtime that differ from the command line's defaults, as words of it."""
-    return command_words(options)
 
 
 # Written by scripts/option_keywords.py from what is declared above.

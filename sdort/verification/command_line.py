@@ -8,9 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.engines.default_prompts import PROMPTS
+from sdort.errors.declared_options import command_words
 from sdort.errors.number_ranges import SEEDS, SEMANTIC_PROMPTS, STEPS, check_fields, size_words
 from sdort.providers import CPU
-from sdort.providers.runtime_options import RuntimeOptions, runtime_words
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.recorded_inputs import RANDOM, RECORDED
 
 
@@ -64,7 +65,7 @@ class VerifyOptions:
         words += ["--seeds", self.seeds] if self.seeds != plain.seeds else []
         words += ["--steps", self.steps] if self.steps != plain.steps else []
         words += ["--size", size_words(self.size)] if self.size else []
-        words += runtime_words(self.runtime)
+        words += command_words(self.runtime)
         words += ["--semantic"] if self.semantic else []
         words += ["--semantic-prompts", self.semantic_prompts] if self.semantic_prompts else []
         words += ["--semantic-original"] if self.semantic_original else []

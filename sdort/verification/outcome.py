@@ -11,8 +11,9 @@ from typing import ClassVar
 
 from sdort.console import document
 from sdort.errors import ParityError
+from sdort.errors.declared_options import command_words
 from sdort.providers import AUTO
-from sdort.providers.runtime_options import RuntimeOptions, runtime_words
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tables import counted
 from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.checks import Precision
@@ -184,7 +185,7 @@ class Verification:
             prompt = min((image.prompt for image in self.images), key=len)
             # A model that was made for a GPU and checked elsewhere may not run here.
             provider = options.runtime.provider
-            where = runtime_words(RuntimeOptions((self.provenance.made_for or AUTO) if provider == AUTO else provider))
+            where = command_words(RuntimeOptions((self.provenance.made_for or AUTO) if provider == AUTO else provider))
             return shlex.join(["sdort", "run", str(self.shown), "--prompt", prompt, *map(str, where)])
         if self.passed and options.components and self.candidate.is_dir():
             return replace(options, components=(), images=True, bisect=False).command_line(self.shown)

@@ -57,7 +57,7 @@ def test_a_vae_has_the_published_sizes_and_factor(name: str) -> None:
 
 def test_noise_goes_on_where_the_last_tensor_ended() -> None:
     noise, values = np.arange(5, dtype=np.float32), np.empty(12, np.float16)
-    _repeat(noise, values, 3)
+    _repeat(noise, np.float32(1), values, 3)
     assert values.tolist() == [3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]
 
 

@@ -19,7 +19,7 @@ from sdort.exporter import torch_modules, trace_cache
 from sdort.exporter.casts import _dtypes
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import DATA_NAME, Template, TemplateBlob, _absent_weights, _check_nodes, _check_regions
-from sdort.exporter.torch_modules import _attend, _keywords
+from sdort.exporter.torch_modules import _attend
 from sdort.exporter.trace import (
     PARAMETER,
     _check_signature,
@@ -31,6 +31,7 @@ from sdort.exporter.trace import (
 )
 from sdort.exporter.trace_cache import TraceCache
 from sdort.families.graph_tensor import GraphTensor
+from sdort.families.module_arguments import module_arguments
 from sdort.families.unet import UNET
 from sdort.machine.version import __version__
 
@@ -165,13 +166,13 @@ def test_dtypes_of_all_values_of_a_graph() -> None:
 
 def test_inputs_of_one_name_are_one_argument() -> None:
     names = ["sample", "down.0", "text_embeds", "mid", "down.1", "time_ids", "tokens.0"]
-    found = _keywords(names, tuple("abcdefg"), UNET.arguments)
+    found = module_arguments(names, tuple("abcdefg"), UNET.arguments)
     assert found == {
         "sample": "a", "down": ("b", "e"), "added_cond_kwargs": {"text_embeds": "c", "time_ids": "f"}, "mid": "d",
         "tokens": ("g",),
     }  # fmt: skip
     with pytest.raises(ValueError, match="zip"):
-        _keywords(names, tuple("abc"), UNET.arguments)
+        module_arguments(names, tuple("abc"), UNET.arguments)
 
 
 @pytest.mark.parametrize("masked", [False, True])

@@ -12,13 +12,14 @@ from typing import Any
 import pytest
 
 from sdort.errors import UsageError
+from sdort.errors.declared_options import command_words
 from sdort.machine.onnxruntime_copies import Flavour
 from sdort.providers import CPU, PROVIDERS, session_settings
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.provider import Option, Provider, address, flag, number, one_of, text
 from sdort.providers.rocm import PROVIDER as ROCM
-from sdort.providers.runtime_options import RuntimeOptions, runtime_words
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import can_tune, check_options, provider_options, session_options, tuning_remark
 
 PARTS: tuple[tuple[dict[str, Any], list[object]], ...] = (
@@ -44,11 +45,11 @@ def test_words_are_those_of_what_differs(size: int) -> None:
     for parts in itertools.combinations(PARTS, size):
         asked = {name: value for fields, _ in parts for name, value in fields.items()}
         if len(asked) == size:
-            assert runtime_words(RuntimeOptions(**asked)) == [word for _, words in parts for word in words]
+            assert command_words(RuntimeOptions(**asked)) == [word for _, words in parts for word in words]
 
 
 def test_defaults_are_no_words() -> None:
-    assert runtime_words(RuntimeOptions("auto", False, device_id=0, custom_ops="auto", split=True, check=True)) == []
+    assert command_words(RuntimeOptions("auto", False, device_id=0, custom_ops="auto", split=True, check=True)) == []
 
 
 @pytest.mark.parametrize("fallback", [None, False, True])

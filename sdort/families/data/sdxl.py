@@ -15,8 +15,7 @@ from sdort.families.family import (
 )
 from sdort.families.scheduler_configs import EULER
 from sdort.families.unet import INPAINTING, UNET, attends_to_pooled, takes_sizes
-
-POOLED = "text_embeds"
+from sdort.families.unet_signature import POOLED
 
 FAMILY = Family(
     name="SDXL",
