@@ -11,6 +11,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from sdort.cli.number_types import SizeList
+from sdort.errors.number_ranges import flag_of
 from sdort.pipelines.scheduler_names import CLASSES, SAMPLERS, leveled_names
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ def needs(option: str, other: str) -> Callable[[Callable[..., Any]], Callable[..
         @wraps(command)
         def checked(**values: Any) -> Any:
             if values[option] and not values[other]:
-                first, second = (f"--{name.replace('_', '-')}" for name in (option, other))
+                first, second = (flag_of(name) for name in (option, other))
                 raise click.UsageError(f"{first} needs {second}")
             return command(**values)
 

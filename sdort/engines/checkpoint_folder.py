@@ -19,7 +19,7 @@ from sdort.exporter.replacements import MadeWith
 from sdort.exporter.signatures import LIBRARIES, VAES
 from sdort.exporter.source import Source, component_config, entry_of
 from sdort.exporter.trace_cache import TraceCache
-from sdort.families.known_families import TEXT_ENCODERS, TOKENIZERS
+from sdort.families.data import sdxl
 from sdort.families.unet import UNET
 from sdort.machine.disk import PlannedWrite, plan_writes
 from sdort.machine.file_digest import file_digest
@@ -37,7 +37,8 @@ _WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors", "transformers": 
 _LOADED = (".json", ".txt", ".safetensors")
 _PARTS = (*ADAPTED, "vae")
 _ASKED = (UNET.component, "vae", "text_encoder", "tokenizer", "scheduler", "feature_extractor", "safety_checker")
-_ASKED_XL = (UNET.component, "vae", *TEXT_ENCODERS[:2], *TOKENIZERS[:2], "scheduler")
+_XL = sdxl.FAMILY.encoders
+_ASKED_XL = (UNET.component, "vae", *(each.component for each in _XL), *(each.tokenizer for each in _XL), "scheduler")
 """Parts that diffusers asks for and that a source may lack, of Stable Diffusion and of XL."""
 
 Tensors = Mapping[str, Mapping[str, Weight]]

@@ -14,7 +14,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
 
-from sdort.errors.number_ranges import Range
+from sdort.errors.number_ranges import Range, flag_of
 
 T = TypeVar("T")
 _MARK = "option"
@@ -75,7 +75,7 @@ class Option:
     @property
     def flag(self) -> str:
         """Its long name on the command line, for messages."""
-        return f"--{self.name.replace('_', '-')}"
+        return flag_of(self.name)
 
     @property
     def text(self) -> str:

@@ -24,6 +24,11 @@ _SHOWN = 40
 """Characters of a refused value that a message repeats."""
 
 
+def flag_of(name: str) -> str:
+    """A parameter as the command line names it: ``--init-image``."""
+    return f"--{name.replace('_', '-')}"
+
+
 @dataclass(frozen=True)
 class Range(Generic[N]):
     """The values that a parameter takes: finite numbers from ``low`` to ``high``, without booleans and texts."""
@@ -38,7 +43,7 @@ class Range(Generic[N]):
     @property
     def option(self) -> str:
         """The parameter as an option of the command line."""
-        return f"--{self.name.replace('_', '-')}"
+        return flag_of(self.name)
 
     @property
     def whole(self) -> bool:

@@ -21,7 +21,7 @@ from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar, Union, get_args,
 
 from sdort.errors import UsageError
 from sdort.errors.declared_options import Option, declared, ranges_of
-from sdort.errors.number_ranges import RANGES, Range, shown
+from sdort.errors.number_ranges import RANGES, Range, flag_of, shown
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -53,7 +53,7 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
         given, annotations = signature.bind(*args, **kwargs).arguments, get_type_hints(texts, vars(module))
         for name in [name for name in given if name in kinds]:
-            _check(_option(name) if kinds[name] is _KEYWORD else name, name, given[name], annotations[name])
+            _check(flag_of(name) if kinds[name] is _KEYWORD else name, name, given[name], annotations[name])
         return function(*args, **kwargs)
 
     return checked
@@ -111,7 +111,7 @@ def _check_all(given: Mapping[str, object], owner: type) -> None:
     annotations = get_type_hints(texts, vars(sys.modules[owner.__module__]))
     for name, value in given.items():
         if value is not None or options[name].default is not None:
-            _check(_option(name), name, value, annotations[name], ranges)
+            _check(flag_of(name), name, value, annotations[name], ranges)
 
 
 def check_types(
@@ -134,11 +134,7 @@ def check_types(
         raise TypeError(f"there is no option {', '.join(unknown)}; there are {', '.join(annotations)}")
     for name, value in options.items():
         if value is not None:
-            _check(_option(name), name, value, annotations[name], ranges)
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
+            _check(flag_of(name), name, value, annotations[name], ranges)
 
 
 def _check(words: str, name: str, value: object, annotation: Any, ranges: Mapping[str, Range[Any]] = RANGES) -> None:

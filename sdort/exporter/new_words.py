@@ -14,14 +14,14 @@ from sdort.exporter.baked_adapters import Tensors
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import StaticShape
-from sdort.families.known_families import TEXT_ENCODERS, TOKENIZERS
+from sdort.families.known_families import FAMILIES
 from sdort.machine.file_digest import file_digest
 from sdort.model.signature import Array
 from sdort.model.weights import Cast, Concatenated, Inline, Weight
 from sdort.pipelines.adapters.embedding_file import Embedding, EmbeddingChoice, read_embedding
 from sdort.pipelines.added_tokens import add_tokens, read_tokens
 
-_TOKENIZERS = dict(zip(TEXT_ENCODERS, TOKENIZERS, strict=True))
+_TOKENIZERS = {each.component: each.tokenizer for family in FAMILIES.values() for each in family.encoders}
 _TABLE = "embeddings.token_embedding.weight"
 _OLD_EOS = 2
 """An end of text of CLIP configs with which transformers takes the token of the highest id for the prompt's end."""

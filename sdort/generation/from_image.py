@@ -14,6 +14,7 @@ from typing import Any
 from sdort.console import say, warn
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.errors.declared_options import declared
+from sdort.errors.number_ranges import flag_of
 from sdort.errors.plain_text import cut, one_line
 from sdort.generation.comfyui_graph import read_comfyui_graph
 from sdort.generation.image_programs import COMFYUI, program_of
@@ -73,7 +74,7 @@ class DrawnWith:
         name, digest = self.images.get(option, ("", image.digest))
         if digest != image.digest:
             warn(
-                f"{_flag(option)} {image} is not the {one_line(name)} that the image was drawn with: its pixels are "
+                f"{flag_of(option)} {image} is not the {one_line(name)} that the image was drawn with: its pixels are "
                 "others, so that the new one will differ"
             )
 
@@ -84,7 +85,7 @@ class DrawnWith:
             records: of those that are given, dataclasses as a generation's record has them.
         """
         given, said = [vars(record) for record in records], self.files.get(option, ())
-        flag, parts = _flag(option), COMPARED[option]
+        flag, parts = flag_of(option), COMPARED[option]
         if self.model_hash is None:  # another program's image says nothing of files
             return
         if len(said) != len(given):
@@ -171,15 +172,15 @@ def _fitting(options: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[dict
     nobody is refused an option that they did not give.
     """
     there = {**options, **given}
-    reasons = {name: f"needs {_flag(needed)}" for name in options if (needed := _lacks(name, there))}
+    reasons = {name: f"needs {flag_of(needed)}" for name in options if (needed := _lacks(name, there))}
     beside = next((name for name in ("init_image", "refiner") if given.get(name)), None)
     if beside and "hires" in options:
         clash = [name for name in options if name == "hires" or GOES_WITH.get(name) == "hires"]
-        reasons |= dict.fromkeys(clash, f"does not go with {_flag(beside)}")
+        reasons |= dict.fromkeys(clash, f"does not go with {flag_of(beside)}")
     reasons |= {name: why for name, why in _of_scheduler(there.get("scheduler")).items() if name in options}
     # A switch that is off is what is drawn without it too.
     left = [
-        f"{_flag(name)} {one_line(str(options[name]))} ({why})"
+        f"{flag_of(name)} {one_line(str(options[name]))} ({why})"
         for name, why in reasons.items()
         if options[name] is not False
     ]
@@ -209,10 +210,6 @@ def _lacks(option: str, there: Collection[str]) -> str | None:
     return None
 
 
-def _flag(option: str) -> str:
-    return f"--{option.replace('_', '-')}"
-
-
 def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
     try:
         record = parse_json(text.encode())
@@ -231,7 +228,7 @@ def _of_record(path: Path, text: str, given: Mapping[str, Any]) -> DrawnWith:
         files = ", ".join(_named(record[option]) for option in missing)
         raise UsageError(
             f"{path} was drawn with files that are not in it: {files}",
-            hint=f"Give them with {' and '.join(map(_flag, missing))}."
+            hint=f"Give them with {' and '.join(map(flag_of, missing))}."
             + (" Its prompt names the adapters: --lora-folder DIR finds them." if named else ""),
         )
     options = {

@@ -16,7 +16,7 @@ from sdort.console import say
 from sdort.demo import demo_adapter
 from sdort.errors import SdortError, UsageError
 from sdort.errors.declared_options import declared, ranges_of
-from sdort.errors.number_ranges import NUM_IMAGES, parse_size, shown
+from sdort.errors.number_ranges import NUM_IMAGES, flag_of, parse_size, shown
 from sdort.errors.option_types import check_types
 from sdort.generation.adapted_weights import record_adapter
 from sdort.generation.control_choice import ControlChoice, parse_control_choice
@@ -109,7 +109,7 @@ class Job:
         settings = {name: getattr(usual, name) for name in sorted(self.unsaid)}
         if usual.reason:
             numbers = {name: value for name, value in settings.items() if name != "scheduler"}
-            words = ", ".join(f"--{name.replace('_', '-')} {value:g}" for name, value in numbers.items())
+            words = ", ".join(f"{flag_of(name)} {value:g}" for name, value in numbers.items())
             say(f"a few-step model ({usual.reason}): {words}, unless you say otherwise")
         requests = [replace(request, **settings) for request in self.requests]
         return replace(self, requests=requests, unsaid=frozenset())
@@ -236,7 +236,7 @@ def _said_for_all(name: str, settings: Mapping[str, Any]) -> str:
     given = settings.get(name) or ""
     texts = [given] if isinstance(given, str) else list(given)
     if len(texts) != 1:
-        option = f"--{name.replace('_', '-')}"
+        option = flag_of(name)
         raise UsageError(f"{option} is given {len(texts)} times, and lines have their own", hint=f"Give {option} once.")
     return str(texts[0])
 
@@ -403,7 +403,7 @@ def _read_files(settings: dict[str, Any]) -> None:
     settings["lora"] = tuple(choose_adapter(choice) for choice in settings.get("lora") or ())
     for name, read in (("init_image", read_image), ("mask", read_mask)):
         if settings.get(name) is not None:
-            settings[name] = read(settings[name], f"--{name.replace('_', '-')}")
+            settings[name] = read(settings[name], flag_of(name))
     for name in ("refiner", "upscale", "hires_upscaler"):
         if settings.get(name) is not None:
             settings[name] = Path(settings[name])

@@ -13,7 +13,7 @@ import numpy as np
 
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.declared_options import declared, ranges_of
-from sdort.errors.number_ranges import SEED, check_fields
+from sdort.errors.number_ranges import SEED, check_fields, flag_of
 from sdort.errors.plain_text import cut
 from sdort.families.family import Family
 from sdort.generation.control_choice import Control
@@ -243,8 +243,8 @@ def check_tasks(request: Request) -> None:
     for name, needed in GOES_WITH.items():
         if _is_given(request, name) and not _is_given(request, needed):
             raise UsageError(
-                f"{_option(name)} means nothing without {_option(needed)}",
-                hint=f"Give {_option(needed)} too, or leave {_option(name)} out.",
+                f"{flag_of(name)} means nothing without {flag_of(needed)}",
+                hint=f"Give {flag_of(needed)} too, or leave {flag_of(name)} out.",
             )
     if request.hires and request.init_image:
         raise UsageError(
@@ -286,17 +286,13 @@ def _check_mask(image: InputImage, mask: InputImage) -> None:
         )
 
 
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"
-
-
 def check_text(name: str, text: object) -> None:
     """Refuse what is no prompt.
 
     Raises:
         UsageError: no text, longer than :data:`MAX_PROMPT`, or with characters that no text has.
     """
-    option = f"--{name.replace('_', '-')}"
+    option = flag_of(name)
     if not isinstance(text, str):
         raise UsageError(f"{option} is a text, not {type(text).__name__}")
     if len(text) > MAX_PROMPT:
@@ -342,7 +338,7 @@ def each_prompt(
 def _for_each(name: str, texts: str | Sequence[str], count: int) -> list[str]:
     listed = [texts] if isinstance(texts, str) else list(texts) or [""]
     if len(listed) not in (1, count):
-        option = f"--{name.replace('_', '-')}"
+        option = flag_of(name)
         raise UsageError(
             f"--prompt is given {count} times, {option} {len(listed)} times",
             hint=f"Give {option} once for all prompts, or once for each, in their order.",
@@ -363,7 +359,7 @@ def check_prompts(folder: PipelineFolder, request: Request) -> None:
     given = next((name for name in ("prompt_2", "negative_prompt_2") if getattr(request, name)), None)
     if given and len(folder.family.encoders) < 2:
         raise UsageError(
-            f"--{given.replace('_', '-')} is for SDXL's second text encoder, and this pipeline has one",
+            f"{flag_of(given)} is for SDXL's second text encoder, and this pipeline has one",
             hint="Leave it out.",
         )
 
@@ -433,7 +429,7 @@ def check_task(folder: Drawing, request: Request) -> None:
         )
     scores = [name for name in ("aesthetic_score", "negative_aesthetic_score") if getattr(request, name) is not None]
     if scores and not folder.family.aesthetic and not request.refiner:
-        message = f"{_option(scores[0])} is for SDXL's refiner, and {folder.given} is none"
+        message = f"{flag_of(scores[0])} is for SDXL's refiner, and {folder.given} is none"
         raise UsageError(message, hint="Leave it out.")
     if request.encoding_option and ENCODER not in folder.models:
         raise BadModelError(

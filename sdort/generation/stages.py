@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from sdort.errors import UsageError
+from sdort.errors.number_ranges import flag_of
 from sdort.generation.control_plan import ControlModel
 from sdort.generation.image_sizes import scaled_size
 from sdort.generation.known_schedules import known_counts
@@ -120,7 +121,7 @@ def _stage(
     name, share = strength
     steps = min(int(schedule * share), schedule)
     if steps < 1:
-        option = f"--{name.replace('_', '-')}"
+        option = flag_of(name)
         raise UsageError(
             f"{option} {share:g} of {schedule} steps leaves none to take: the image would stay as it is",
             hint=f"Take {option} {min(1.05 / schedule, 1.0):.2g} or more, or more steps.",

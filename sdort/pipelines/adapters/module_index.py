@@ -10,7 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
-from sdort.families.known_families import DENOISERS, TEXT_ENCODERS
+from sdort.families.data import sdxl
+from sdort.families.known_families import DENOISERS
 from sdort.families.unet import UNET
 from sdort.pipelines.checkpoints.ldm_names import original_clip_names, original_unet_names
 
@@ -18,7 +19,7 @@ Shape = tuple[int, ...]
 Parameters = Mapping[str, Mapping[str, Shape]]
 """Component -> its parameters with their shapes."""
 
-TEXT_1, TEXT_2 = TEXT_ENCODERS[:2]
+TEXT_1, TEXT_2 = (encoder.component for encoder in sdxl.FAMILY.encoders)
 ADAPTED = (*DENOISERS, TEXT_1, TEXT_2)
 """The components that adapters change."""
 _PREFIXES: tuple[tuple[str, tuple[str, ...]], ...] = (
