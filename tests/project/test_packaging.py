@@ -178,3 +178,14 @@ def test_everything_the_tests_install_is_pinned(wheel: Path) -> None:
     for name, requirement in wanted.items():
         assert requirement.specifier.contains(pinned[name].removeprefix("==")), f"{name}: the pin is out of range"
     assert len(here) == len(pinned), "something is pinned twice"
+
+
+def test_git_tracks_plain_files_that_it_does_not_ignore() -> None:
+    """A link to an environment elsewhere, once committed, breaks every other checkout."""
+
+    def git(*words: str) -> list[str]:
+        done = subprocess.run(["git", "-C", str(ROOT), *words], capture_output=True, text=True, check=True)
+        return done.stdout.splitlines()
+
+    assert git("ls-files", "--cached", "--ignored", "--exclude-standard") == []
+    assert [line for line in git("ls-files", "--stage") if line[:6] not in ("100644", "100755")] == []
