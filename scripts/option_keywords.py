@@ -44,6 +44,19 @@ TABLES = (
         ("ExecutionKeywords",),
     ),
     Table(
+        "sdort.optimizer.optimize_options",
+        "PlanKeywords",
+        "Options of :func:`sdort.plan_optimize`, all optional.",
+        ("PlannedOptions",),
+    ),
+    Table(
+        "sdort.optimizer.optimize_options",
+        "OptimizeKeywords",
+        "Options of :func:`sdort.optimize`, all optional.",
+        ("OptimizationOptions",),
+        ("PlanKeywords",),
+    ),
+    Table(
         "sdort.providers.runtime_options",
         "ExecutionKeywords",
         "Options of the functions that run models.",

@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
+from sdort.cli.from_options import needs, options_of
 from sdort.cli.number_types import Size, Whole
-from sdort.cli.options import complete_files, complete_schedulers, needs, signing_options
+from sdort.cli.options import complete_files, complete_schedulers
 from sdort.cli.sections import SectionedCommand
 from sdort.errors.number_ranges import OPSET
 from sdort.families.known_families import COMPONENTS
+from sdort.pipelines.signing_options import SigningOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -139,11 +141,11 @@ _PATH = click.Path(path_type=Path)
     help="Add this textual inversion as a word for prompts (repeatable). WORD is its own name unless you give one.",
 )
 @click.option("--cache-dir", type=click.Path(path_type=Path), help="Folder of the traces. [default: ~/.cache/sdort]")
-@signing_options
+@options_of(SigningOptions)
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if sdort wrote everything in it.")
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print a report as JSON.")
-@needs("certificate", "sign")
+@needs(SigningOptions)
 def command(
     model: str,
     out: Path,

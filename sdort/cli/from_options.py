@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 import click
 
 from sdort.cli.number_types import NumberList, Real, Size, SizeList, Whole
-from sdort.cli.options import complete_files, complete_schedulers
-from sdort.errors.declared_options import Option, declared, sections_of
+from sdort.cli.options import complete_files, complete_fusions, complete_schedulers
+from sdort.errors.declared_options import Option, declared, lone_option, sections_of
 
 Command = Callable[..., Any]
 
-Forms = Mapping[str, Callable[[], click.ParamType[Any]]]
+Forms = Mapping[str, Callable[[], click.ParamType[Any] | Mapping[str, Any]]]
+"""Form -> what makes its type, or several arguments of :func:`click.option`."""
 FORMS: Forms = {
     "text": lambda: click.STRING,
     "file": lambda: click.Path(dir_okay=False, path_type=Path),
@@ -26,7 +28,11 @@ FORMS: Forms = {
     "numbers": NumberList,
 }
 """How the command line reads an option whose annotation does not tell."""
-_COMPLETIONS: Mapping[str, Any] = {"files": complete_files, "schedulers": complete_schedulers}
+_COMPLETIONS: Mapping[str, Any] = {
+    "files": complete_files,
+    "fusions": complete_fusions,
+    "schedulers": complete_schedulers,
+}
 
 
 def options_of(*classes: type, only: Collection[str] = (), forms: Forms = FORMS) -> Callable[[Command], Command]:
@@ -58,6 +64,21 @@ def sections(*classes: type, headings: Sequence[str] = (), only: Collection[str]
     return {heading: tuple(found[heading]) for heading in ordered if heading in found}
 
 
+def needs(*classes: type) -> Callable[[Command], Command]:
+    """A command whose options are refused without those that they need, before any library is imported."""
+
+    def decorate(command: Command) -> Command:
+        @wraps(command)
+        def checked(**values: Any) -> Any:
+            if problem := lone_option(values, *classes):
+                raise click.UsageError(problem)
+            return command(**values)
+
+        return checked
+
+    return decorate
+
+
 def _shown(classes: Sequence[type], only: Collection[str]) -> list[Option]:
     return [each for name, each in declared(*classes).items() if each.help and name in (only or (name,))]
 
@@ -72,12 +93,13 @@ def _click_option(option: Option, forms: Forms) -> Callable[[Command], Command]:
         words |= {"default": option.default, **({} if option.negated else {"is_flag": True})}
         if option.default and not option.negated:
             words |= {"flag_value": False, "show_default": False}
-    elif "Mapping" in option.words:
+    elif "Mapping" in option.words and not option.form:
         words |= {"multiple": True, "callback": _assignments}
     else:
         repeatable = bool(option.words & {"Sequence", "Collection"}) and not option.form
-        words |= {"type": _type(option, forms), "multiple": repeatable}
-        if option.default not in (None, ()) and not repeatable:
+        kind = _type(option, forms)
+        words |= {"multiple": repeatable, **(kind if isinstance(kind, Mapping) else {"type": kind})}
+        if (option.default or option.within) and not repeatable:
             words["default"] = option.default
     return click.option(*_flags(option), option.name, **words)
 
@@ -92,7 +114,7 @@ def _is_switch(option: Option) -> bool:
     return "bool" in option.words and not (option.choices or option.form)
 
 
-def _type(option: Option, forms: Forms) -> click.ParamType[Any]:
+def _type(option: Option, forms: Forms) -> click.ParamType[Any] | Mapping[str, Any]:
     if option.form:
         return forms[option.form]()
     if option.range:

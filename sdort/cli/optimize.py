@@ -5,19 +5,18 @@ from __future__ import annotations
 import shlex
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
-from sdort.cli.from_options import options_of
+from sdort.cli.from_options import needs, options_of, sections
 from sdort.cli.number_types import shortened
 from sdort.cli.optimize_report import ALL, explained, show_report
-from sdort.cli.options import complete_fusions, needs, signing_options
 from sdort.cli.sections import SectionedCommand
+from sdort.errors.declared_options import declared
 from sdort.errors.number_ranges import EXPECT
-from sdort.providers import AUTO, PROVIDER_NAMES
-from sdort.providers.runtime_options import ExecutionOptions
+from sdort.optimizer.optimize_options import MEASURED, PLAIN, OptimizationOptions, PlannedOptions
 
 if TYPE_CHECKING:
     from sdort.optimizer.report import OptimizeReport
@@ -44,17 +43,10 @@ def _expectations(ctx: click.Context, option: click.Parameter, values: tuple[str
     return expected
 
 
-PLAIN, MEASURED = "plain", "auto"
 MISSES = "misses"
 """The value of ``--explain`` where no fusion is named."""
 
-
-_SECTIONS = {
-    "Target": ("provider", "fp16", "fp16_plan", "bf16", "io_fp16", "sdort_ops"),
-    "Selection": ("components", "any_graph", "disable", "check"),
-    "Expected result": ("expect", "allow_misses"),
-    "Results": ("sign", "certificate", "explain", "report", "overwrite", "as_json"),
-}
+_SECTIONS = sections(OptimizationOptions, headings=("Target", "Selection", "Expected result", "Results"))
 
 
 class _Command(SectionedCommand):
@@ -119,112 +111,23 @@ def _explained_names(ctx: click.Context, option: click.Parameter, values: tuple[
 
 @click.command(
     cls=_Command,
-    sections=_SECTIONS,
+    sections={**_SECTIONS, "Results": (*_SECTIONS["Results"], "as_json")},
     common=("provider", "fp16", "bf16", "components", "explain", "allow_misses", "any_graph", "dry_run", "overwrite"),
     epilog=_EPILOG,
 )
 @click.argument("source", metavar="IN", type=click.Path(path_type=Path))
 @click.argument("out", metavar="OUT", type=click.Path(path_type=Path))
-@click.option(
-    "--provider",
-    type=click.Choice([AUTO, *PROVIDER_NAMES]),
-    default=AUTO,
-    help="Execution provider that the result is for. auto: the one that works on this machine, as sdort run takes it.",
-)
-@click.option(
-    "--fp16",
-    type=click.Choice([PLAIN, MEASURED]),
-    metavar="[auto]",
-    help="Convert to 16-bit floats. With auto, sdort runs the model first and leaves in fp32 what fp16 cannot hold.",
-)
-@click.option(
-    "--fp16-plan",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="With --fp16: leave in fp32 what this file lists. --fp16 auto writes such a file: OUT/fp16-plan.json.",
-)
-@click.option(
-    "--bf16", is_flag=True, help="Prepare the model for bf16 (migraphx only). Other providers refuse and say why."
-)
-@click.option("--io-fp16", is_flag=True, help="With --fp16: convert inputs and outputs too.")
-@click.option(
-    "--sdort-ops/--no-sdort-ops",
-    default=None,
-    show_default="where the library is built",
-    help="Fuse into sdort's own operators too. Their kernels are in the library that sdort ops build makes.",
-)
-@click.option(
-    "--component", "components", multiple=True, metavar="C", help="Optimize only this component (repeatable)."
-)
-@click.option(
-    "--any-graph",
-    is_flag=True,
-    help="Accept any model, not only diffusion components: one .onnx file, or all .onnx files of a folder. No "
-    "config.json is compared with a model outside the components' folders. A missed fusion is still an error, "
-    "unless you give --allow-misses.",
-)
-@click.option(
-    "--disable",
-    multiple=True,
-    metavar="FUSION",
-    shell_complete=complete_fusions,
-    help="Leave out this fusion (repeatable). sdort fusions lists them.",
-)
-@options_of(ExecutionOptions, only=["check"])
-@click.option(
-    "--expect",
-    multiple=True,
-    metavar="NAME=N",
-    callback=_expectations,
-    help="Fail unless the result has N operators NAME, or COMPONENT:NAME (repeatable).",
-)
-@click.option(
-    "--allow-misses", is_flag=True, help="Write the result although a fusion is missed. A wrong --expect still fails."
-)
-@click.option(
-    "--explain",
-    multiple=True,
-    callback=_explained_names,
-    metavar="[FUSION]",
-    shell_complete=complete_fusions,
-    help="Say which fusions were missed, and why. With the name of a fusion, or several names with commas: list "
-    "every place that it left. With all: do this for every fusion.",
-)
-@signing_options
-@click.option(
-    "--report", type=click.Path(path_type=Path, dir_okay=False), help="Write the full report (JSON) to this file."
-)
-@click.option(
-    "--overwrite", is_flag=True, help="Replace OUT, if sdort wrote everything in it, and the file of --report."
+@options_of(
+    OptimizationOptions,
+    forms={
+        "expectations": lambda: {"multiple": True, "callback": _expectations},
+        "explained": lambda: {"multiple": True, "callback": _explained_names},
+    },
 )
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print the report as JSON.")
-@needs("certificate", "sign")
-@needs("io_fp16", "fp16")
-@needs("fp16_plan", "fp16")
-def command(
-    source: Path,
-    out: Path,
-    provider: str,
-    fp16: Literal["plain", "auto"] | None,
-    fp16_plan: Path | None,
-    bf16: bool,
-    io_fp16: bool,
-    sdort_ops: bool | None,
-    components: tuple[str, ...],
-    any_graph: bool,
-    disable: tuple[str, ...],
-    check: bool,
-    expect: dict[str, int],
-    allow_misses: bool,
-    explain: frozenset[str],
-    report: Path | None,
-    sign: Path | None,
-    certificate: Path | None,
-    overwrite: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+@needs(OptimizationOptions)
+def command(source: Path, out: Path, explain: frozenset[str], dry_run: bool, as_json: bool, **options: Any) -> None:
     """Fuse the operators of a model for an execution provider.
 
     IN is a folder from sdort export, optimum or diffusers' converter, or one .onnx file. OUT is a folder; it appears
@@ -234,35 +137,14 @@ def command(
     from sdort.console import emit_json, is_quiet
     from sdort.optimizer.command import optimize, plan_optimize
 
-    sized: dict[str, Any] = {
-        "provider": provider,
-        "fp16": fp16 or False,
-        "fp16_plan": fp16_plan,
-        "bf16": bf16,
-        "io_fp16": io_fp16,
-        "components": components,
-        "any_graph": any_graph,
-        "disable": disable,
-        "overwrite": overwrite,
-    }
+    given = {name: value for name, value in options.items() if value is not None}
     if dry_run:
-        show_plan(plan_optimize(source, out, **sized), as_json=as_json)
+        planned = {name: value for name, value in given.items() if name in declared(PlannedOptions)}
+        show_plan(plan_optimize(source, out, **planned), as_json=as_json)
         return
     quiet = as_json or is_quiet()
     with explained(explain, quiet):
-        result = optimize(
-            source,
-            out,
-            **sized,
-            sdort_ops=sdort_ops,
-            check=check,
-            sign=sign,
-            certificate=certificate,
-            expect=expect,
-            allow_misses=allow_misses,
-            explain=bool(explain),
-            report=report,
-        )
+        result = optimize(source, out, explain=bool(explain), **given)
     if as_json:
         emit_json(result)
     elif not quiet:

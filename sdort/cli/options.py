@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import wraps
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 from sdort.cli.number_types import SizeList
-from sdort.errors.number_ranges import flag_of
 from sdort.pipelines.scheduler_names import CLASSES, SAMPLERS, leveled_names
 
 if TYPE_CHECKING:
@@ -39,30 +36,6 @@ def complete_files(ctx: click.Context, option: click.Parameter, incomplete: str)
     return [CompletionItem(incomplete, type="file")]
 
 
-_SIGNING = (
-    click.option(
-        "--sign",
-        metavar="KEY.pem",
-        type=click.Path(path_type=Path),
-        help="Sign OUT with this private key of an elliptic curve. The signature is OUT/model.sig, for sdort verify "
-        "--signature and sigstore's model_signing.",
-    ),
-    click.option(
-        "--certificate",
-        metavar="CERT.pem",
-        type=click.Path(path_type=Path),
-        help="With --sign: the certificate of the key, followed by the certificates that lead to a root.",
-    ),
-)
-
-
-def signing_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Options of signing; the command gets ``sign`` and ``certificate``."""
-    for option in reversed(_SIGNING):
-        command = option(command)
-    return command
-
-
 sizes_option = click.option(
     "--size",
     "sizes",
@@ -77,22 +50,6 @@ placement_option = click.option(
     is_flag=True,
     help="Show which operators run on which execution provider, and how long.",
 )
-
-
-def needs(option: str, other: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """A command one of whose options means nothing without another: refused before any library is imported."""
-
-    def decorate(command: Callable[..., Any]) -> Callable[..., Any]:
-        @wraps(command)
-        def checked(**values: Any) -> Any:
-            if values[option] and not values[other]:
-                first, second = (flag_of(name) for name in (option, other))
-                raise click.UsageError(f"{first} needs {second}")
-            return command(**values)
-
-        return checked
-
-    return decorate
 
 
 def show_placement(placements: Sequence[Placement], lines: Sequence[str]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -128,6 +128,21 @@ def option(default: Any = None, *, factory: Any = None, **marks: Any) -> Any:
     )
 
 
+def option_of(owner: type, name: str, default: Any = MISSING, **marks: Any) -> Any:
+    """A field that is the same option as another dataclass has, for a command that has not all options of that one.
+
+    Args:
+        owner: declares it.
+        default: where it is another.
+        marks: fields of :class:`Option` that are others.
+    """
+    [found] = [each for each in fields(owner) if each.name == name]
+    made = {_MARK: replace(found.metadata[_MARK], **marks)}
+    if default is MISSING and found.default is MISSING:
+        return field(default_factory=found.default_factory, metadata=made)
+    return field(default=found.default if default is MISSING else default, metadata=made)
+
+
 @cache
 def declared(*classes: type) -> Mapping[str, Option]:
     """The options of dataclasses by their names, in their order; fields that are no options are left out."""
@@ -169,6 +184,18 @@ def made_of(owner: type[T], given: Mapping[str, Any], **more: Any) -> T:
     options = {name: each for name, each in declared(kind).items() if given.get(name) is not None}
     values = {name: Path(given[name]) if each.is_path else given[name] for name, each in options.items()}
     return owner(**values, **more)
+
+
+def lone_option(given: Mapping[str, Any], *classes: type) -> str | None:
+    """The sentence on an option that is given without the one that it needs; None if there is no such option.
+
+    Args:
+        given: option -> value.
+        classes: declare the options.
+    """
+    options = declared(*classes).values()
+    lone = (each for each in options if each.needs and given.get(each.name) and not given.get(each.needs))
+    return next((f"{each.flag} needs {flag_of(each.needs)}" for each in lone), None)
 
 
 def command_words(options: Any) -> list[object]:

@@ -104,8 +104,8 @@ def _make(checkpoint: Checkpoint, making: Making, folder: Path, made_of: dict[st
             request = OptimizeRequest(
                 scratch / "graphs",
                 stage / MODEL,
-                making.provider,
-                making.precision == "fp16",
+                provider=making.provider,
+                fp16=making.precision == "fp16",
                 check=False,
                 weights=weights,
                 original={**checkpoint.origin, "checkpoint": checkpoint.name, "sha256": checkpoint.sha256},

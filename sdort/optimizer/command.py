@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import resource
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from sdort.console import detail, progress, to_json
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
-from sdort.errors.option_types import typed
+from sdort.errors.declared_options import lone_option, made_of
+from sdort.errors.option_types import typed, with_options
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.own_operators import own_operators
 from sdort.lowering.steps import OptimizeOptions, optimize_model
@@ -28,6 +29,7 @@ from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
 from sdort.optimizer.fusion_list import DISABLED_STEPS
+from sdort.optimizer.optimize_options import OptimizationOptions, OptimizeKeywords, PlanKeywords, PlannedOptions
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.provider_choice import provider_here
@@ -46,6 +48,8 @@ from sdort.staging import check_output, check_output_file, real, staged_director
 from sdort.tables import size_text
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from sdort.model.model import Model
     from sdort.precision.fp32_selection import Fp32Selector
 
@@ -54,54 +58,15 @@ FUSING, WRITING = "{}: fusing", "{}: writing"
 GROUP_NORMS = (f"{MICROSOFT}.GroupNorm", f"{MICROSOFT}.SkipGroupNorm")
 
 
+@with_options(OptimizationOptions)
 @typed
-def optimize(
-    source: str | Path,
-    out: str | Path,
-    *,
-    provider: str = AUTO,
-    fp16: bool | Literal["plain", "auto"] = False,
-    fp16_plan: str | Path | None = None,
-    bf16: bool = False,
-    io_fp16: bool = False,
-    sdort_ops: bool | None = None,
-    components: Collection[str] = (),
-    any_graph: bool = False,
-    disable: Collection[str] = (),
-    expect: Mapping[str, int] | None = None,
-    allow_misses: bool = False,
-    explain: bool = False,
-    report: str | Path | None = None,
-    overwrite: bool = False,
-    check: bool = True,
-    sign: str | Path | None = None,
-    certificate: str | Path | None = None,
-) -> OptimizeReport:
+def optimize(source: str | Path, out: str | Path, **options: Unpack[OptimizeKeywords]) -> OptimizeReport:
     """Fuse, lower and convert every component of a pipeline folder, or one ``.onnx`` file, for an execution provider.
 
     Args:
         source: a folder of :func:`sdort.export`, optimum or diffusers' converter, or one ``.onnx`` file.
         out: the folder to make; it appears complete or not at all.
-        provider: the execution provider to optimize for: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``; ``auto`` is the
-            one that runs here, as for :func:`sdort.run`.
-        fp16: convert to 16-bit floats; with ``"auto"`` run the model first, and leave in fp32 what fp16 cannot hold.
-            ``"plain"`` is the same as True.
-        fp16_plan: with ``fp16=True``: leave in fp32 what this file says; ``"auto"`` wrote it as ``fp16-plan.json``.
-        bf16: make an fp32 model that migraphx computes in bf16.
-        io_fp16: with ``fp16``: inputs and outputs too.
-        sdort_ops: also fuse into sdort's own operators; by default where the library of custom operators is built on
-            this machine and has kernels for the provider's GPUs.
-        components: the components to optimize, by name; all of the pipeline if empty.
-        any_graph: take any model, diffusion component or not.
-        disable: fusions to leave out, by name.
-        expect: operator, or ``component:operator``, and how many of it the result must have.
-        allow_misses: write the result though something did not fuse; a wrong ``expect`` is an error all the same.
-        explain: report for every fusion each place that it left, and why.
-        report: a file for the result as JSON.
-        overwrite: replace ``out`` and ``report`` if they exist; ``out`` only if all in it is what sdort wrote.
-        check: compare the source's files with what sdort wrote, where its ``sdort.json`` lists them.
-        sign: a private key in PEM, to sign ``out`` with: ``model.sig`` in it.
-        certificate: with ``sign``: the key's certificate in PEM, and after it those that lead to a root.
+        options: what is made, for what, and what must come out.
 
     Returns:
         Each component's nodes, operators, fusions, bytes and seconds.
@@ -123,34 +88,20 @@ def optimize(
         >>> report.misses
         []
     """
-    request = OptimizeRequest(
-        source=Path(source),
-        out=Path(out),
-        provider=provider_here(provider),
-        fp16=bool(fp16),
-        io_fp16=io_fp16,
-        fp16_auto=fp16 == "auto",
-        bf16=bf16,
-        fp16_plan=Path(fp16_plan) if fp16_plan else None,
-        sdort_ops=sdort_ops,
-        components=components,
-        any_graph=any_graph,
-        disable=disable,
-        expect=expect or {},
-        allow_misses=allow_misses,
-        explain=explain,
-        overwrite=overwrite,
-        check=check,
-        report=Path(report) if report else None,
-    )
-    return optimize_request(request, make_signer(sign, certificate))
+    return optimize_request(_request(source, out, options))
 
 
-def optimize_request(request: OptimizeRequest, signer: Signer | None = None) -> OptimizeReport:
+def _request(source: str | Path, out: str | Path, options: PlanKeywords) -> OptimizeRequest:
+    chosen = {**options, "provider": provider_here(options.get("provider", AUTO))}
+    return made_of(OptimizeRequest, chosen, source=Path(source), out=Path(out))
+
+
+def optimize_request(request: OptimizeRequest) -> OptimizeReport:
     """:func:`optimize` of parameters that are together."""
+    signer = make_signer(request.sign, request.certificate)
     _check_request(request)
     _check_report(request)
-    result = OptimizeReport(str(request.source), str(request.out), request.provider, request.fp16, request.precision)
+    result = OptimizeReport(str(request.source), str(request.out), request.provider, request.half, request.precision)
     result.sdort_ops, result.sdort_ops_reason = own_operators(request.provider, request.sdort_ops)
     request = replace(request, sdort_ops=result.sdort_ops)
     try:
@@ -163,26 +114,14 @@ def optimize_request(request: OptimizeRequest, signer: Signer | None = None) -> 
     return result
 
 
+@with_options(PlannedOptions)
 @typed
-def plan_optimize(
-    source: str | Path,
-    out: str | Path,
-    *,
-    provider: str = AUTO,
-    fp16: bool | Literal["plain", "auto"] = False,
-    fp16_plan: str | Path | None = None,
-    bf16: bool = False,
-    io_fp16: bool = False,
-    components: Collection[str] = (),
-    any_graph: bool = False,
-    disable: Collection[str] = (),
-    overwrite: bool = False,
-) -> WritePlan:
+def plan_optimize(source: str | Path, out: str | Path, **options: Unpack[PlanKeywords]) -> WritePlan:
     """Say what :func:`optimize` would write, and whether it fits; nothing is written or fused.
 
     Args:
-        source: as for :func:`optimize`, and so are ``out``, ``provider``, ``fp16``, ``fp16_plan``, ``bf16``,
-            ``io_fp16``, ``components``, ``any_graph``, ``disable`` and ``overwrite``.
+        source: as for :func:`optimize`, and so is ``out``.
+        options: what would be made, and for what.
 
     Returns:
         The size of each component, free disk space, and an estimate of the peak memory.
@@ -195,20 +134,7 @@ def plan_optimize(
         >>> sdort.plan_optimize("model", "fast", provider="cpu", fp16=True).fits
         True
     """
-    request = OptimizeRequest(
-        source=Path(source),
-        out=Path(out),
-        provider=provider_here(provider),
-        fp16=bool(fp16),
-        io_fp16=io_fp16,
-        fp16_auto=fp16 == "auto",
-        bf16=bf16,
-        fp16_plan=Path(fp16_plan) if fp16_plan else None,
-        components=components,
-        any_graph=any_graph,
-        disable=disable,
-        overwrite=overwrite,
-    )
+    request = _request(source, out, options)
     _check_request(request)
     chosen = select_models(request, _survey(request))
     check_output(request.out, request.overwrite, [request.source, *chosen.values()], why_foreign=why_foreign)
@@ -223,11 +149,9 @@ def _check_request(request: OptimizeRequest) -> None:
 
 
 def _check_precision(request: OptimizeRequest) -> None:
-    if request.io_fp16 and not request.fp16:
-        raise UsageError("--io-fp16 needs --fp16")
-    if request.fp16_plan and not request.fp16:
-        raise UsageError("--fp16-plan needs --fp16")
-    if request.fp16_plan and request.fp16_auto:
+    if problem := lone_option(vars(request), OptimizationOptions):
+        raise UsageError(problem)
+    if request.fp16_plan and request.measures:
         raise UsageError("--fp16 auto makes its own plan")
     if request.bf16 and request.fp16:
         raise UsageError("--bf16 and --fp16 exclude each other")
@@ -315,7 +239,7 @@ def _missed(request: OptimizeRequest, report: OptimizeReport, *, certain: bool) 
 
 def _fp32_selector(request: OptimizeRequest, stage: Path) -> Fp32Selector | None:
     """The selection of nodes that stay in fp32; None if there is none."""
-    if not request.fp16 or not (request.fp16_auto or request.fp16_plan):
+    if not request.fp16 or not (request.measures or request.fp16_plan):
         return None
     from sdort.precision.fp32_selection import Fp32Selector
     from sdort.precision.plan import read_plan
@@ -362,7 +286,7 @@ def _options(request: OptimizeRequest, path: Path, selector: Fp32Selector | None
     target = load_target(request.provider)
     return OptimizeOptions(
         target.without(*GROUP_NORMS) if "group_norm" in request.disable else target,
-        fp16=request.fp16,
+        fp16=request.half,
         io_fp16=request.io_fp16,
         fp32_nodes=partial(selector.select_nodes, path=path) if selector else lambda editor: (),
         sdort_ops=bool(request.sdort_ops),

@@ -85,7 +85,7 @@ def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Pat
         "sdort": __version__,
         **(_origin(request.source) if request.original is None else request.original),
         "provider": request.provider,
-        "fp16": request.fp16,
+        "fp16": request.half,
         "precision": request.precision,
         "components": components,
     }

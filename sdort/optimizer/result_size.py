@@ -26,8 +26,8 @@ def plan_space(request: OptimizeRequest, chosen: Mapping[str, Path]) -> WritePla
         weights, floats = sum(file.weight_bytes.values()), file.weight_bytes["float"]
         phases = _phase_bytes(file)
         weights, floats = weights + phases["float"] + phases["float16"], floats + phases["float"]
-        size = weights - floats // 2 * request.fp16 + file.proto.ByteSize()
-        note = "fp32 to fp16" if request.fp16 and floats else "as it is"
+        size = weights - floats // 2 * request.half + file.proto.ByteSize()
+        note = "fp32 to fp16" if request.half and floats else "as it is"
         writes.append(PlannedWrite(name, request.out, size, note))
         largest = max(largest, weights)
         # It is written in fp32 and replaced by its next version, beside what is finished.
@@ -36,7 +36,7 @@ def plan_space(request: OptimizeRequest, chosen: Mapping[str, Path]) -> WritePla
     configs = _config_bytes(request)
     if configs:
         writes.append(PlannedWrite("configs", request.out, configs, "copied"))
-    if not request.fp16_auto:
+    if not request.measures:
         return plan_writes(writes, peak_memory=_PLAIN)
     return plan_writes(writes, scratch=max(0, scratch - done), peak_memory=_MEASURING + largest)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,14 +14,14 @@ from click.testing import CliRunner
 
 from sdort.cli import export as export_command
 from sdort.cli.doctor import _findings, _next_steps, _verdict
-from sdort.cli.from_options import options_of
+from sdort.cli.from_options import needs, options_of
 from sdort.cli.number_types import Duration, NumberList, SizeList
-from sdort.cli.options import needs
 from sdort.cli.tuning import _next_step, _summary, age_text
 from sdort.cli.warm import _run_command, _table
 from sdort.demo.judge import detect_shapes
 from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import ProviderError
+from sdort.errors.declared_options import option
 from sdort.errors.number_ranges import Range
 from sdort.optimizer import provider_choice
 from sdort.providers import PROVIDERS
@@ -185,8 +186,13 @@ def test_options_of_a_provider_are_names_and_values() -> None:
 
 
 def test_an_option_that_means_nothing_alone_is_refused() -> None:
+    @dataclass
+    class Options:
+        fp16: bool = option(False)
+        io_fp16: bool = option(False, needs="fp16")
+
     called: list[Any] = []
-    command = needs("io_fp16", "fp16")(lambda **values: called.append(values))
+    command = needs(Options)(lambda **values: called.append(values))
     for io, fp16 in ((False, False), (False, True), (True, True)):
         command(io_fp16=io, fp16=fp16)
     with pytest.raises(click.UsageError, match="--io-fp16 needs --fp16"):

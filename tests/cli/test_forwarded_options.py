@@ -309,7 +309,7 @@ def test_a_parameter_of_an_optimization_is_its_option(name: str, value: Any, mon
         given = arrived(monkeypatch, module, stop, lambda call=call: call("a", "b", **{name: value}))  # type: ignore[misc]
         assert difference(plain, given) == {f".{name}": held}
         auto = arrived(monkeypatch, module, stop, lambda call=call: call("a", "b", fp16="auto"))  # type: ignore[misc]
-        assert difference(plain, auto) == {".fp16": True, ".fp16_auto": True}
+        assert difference(plain, auto) == {".fp16": "auto"}
         assert (plain[".source"], plain[".out"], plain[".provider"]) == (Path("a"), Path("b"), best_here().name)
 
 

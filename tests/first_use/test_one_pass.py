@@ -38,7 +38,7 @@ def test_one_pass_writes_the_bytes_of_two(
         optimize(tmp_path / "model", two, provider=provider, fp16=fp16)
         with open_export(DEMO, cache_dir=traces) as opened:
             weights = opened.write(graphs)
-            optimize_request(OptimizeRequest(graphs, one, provider, fp16, check=False, weights=weights, original={}))
+            optimize_request(OptimizeRequest(graphs, one, weights, {}, provider=provider, fp16=fp16, check=False))
     written = sorted(path.relative_to(two) for path in two.rglob("*") if path.is_file() and path.name != MANIFEST)
     assert len(written) > 10
     for place in written:

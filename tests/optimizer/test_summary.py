@@ -216,10 +216,10 @@ def test_nodes_that_stay_in_fp32_are_told_with_their_share() -> None:
     ("values", "words"),
     [
         ({"io_fp16": True}, "--io-fp16 needs --fp16"), ({"fp16_plan": Path("p")}, "--fp16-plan needs --fp16"),
-        ({"fp16_plan": Path("p"), "fp16": True, "fp16_auto": True}, "--fp16 auto makes its own plan"),
+        ({"fp16_plan": Path("p"), "fp16": "auto"}, "--fp16 auto makes its own plan"),
         ({"bf16": True, "fp16": True, "provider": "migraphx"}, "--bf16 and --fp16 exclude each other"),
         ({"bf16": True, "provider": "rocm"}, "bf16"), ({"fp16": True, "io_fp16": True, "fp16_plan": Path("p")}, ""),
-        ({"bf16": True, "provider": "migraphx"}, ""), ({"fp16": True, "fp16_auto": True, "io_fp16": True}, ""),
+        ({"bf16": True, "provider": "migraphx"}, ""), ({"fp16": "auto", "io_fp16": True}, ""),
     ],
 )  # fmt: skip
 def test_precisions_that_exclude_each_other(values: dict[str, Any], words: str) -> None:
@@ -252,8 +252,8 @@ def test_nodes_are_selected_only_in_fp16_and_where_it_is_asked_for(tmp_path: Pat
     plan = tmp_path / "plan.json"
     plan.write_text('{"fp16-plan": 1, "components": {"unet": []}}')
     for values, found in (
-        ({}, None), ({"fp16": True}, None), ({"fp16_auto": True}, None), ({"fp16_plan": plan}, None),
-        ({"fp16": True, "fp16_auto": True}, "measured"), ({"fp16": True, "fp16_plan": plan}, {"unet": []}),
+        ({}, None), ({"fp16": True}, None), ({"fp16_plan": plan}, None),
+        ({"fp16": "auto"}, "measured"), ({"fp16": True, "fp16_plan": plan}, {"unet": []}),
     ):  # fmt: skip
         selector = _fp32_selector(OptimizeRequest(tmp_path / "in", tmp_path / "out", **values), tmp_path)
         assert (selector and ("measured" if selector.plan is None else selector.plan)) == found

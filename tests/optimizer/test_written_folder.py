@@ -276,7 +276,7 @@ def test_the_planned_size_counts_filters_that_become_phases(
     assert space == {"scratch": 0, "peak": 250_000_000}
     if not fp16:
         return
-    auto = OptimizeRequest(single, tmp_path / "out", fp16=True, fp16_auto=True)
+    auto = OptimizeRequest(single, tmp_path / "out", fp16="auto")
     first, second = floats + 2 * 6, 4 * 4 + 4 * 6 + halves
     for order, beside in ((("unet", "vae"), 0), (("vae", "unet"), 1)):
         writes, space = planned(monkeypatch, auto, {name: {"unet": single, "vae": half}[name] for name in order})
