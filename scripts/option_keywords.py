@@ -81,6 +81,13 @@ TABLES = (
         "Options of :func:`sdort.run`.",
         bases=("GenerationOptions", "LoadOptions"),
     ),
+    Table(
+        "sdort.verification.verify_options",
+        "VerifyKeywords",
+        "Options of :func:`sdort.verify`, all optional.",
+        ("ComparisonOptions", "SemanticOptions", "PageOptions"),
+        ("ExecutionKeywords",),
+    ),
 )
 
 
@@ -113,7 +120,8 @@ def _entry(option: Option) -> list[str]:
     if option.positional:
         return []
     text = textwrap.wrap(f'"""{option.text}"""', _WIDTH, break_long_words=False, break_on_hyphens=False)
-    return [f"    {option.name}: {option.keyword}", *(f"    {line}" for line in text)]
+    keyword = option.keyword.replace("'", '"')  # as the formatter writes it
+    return [f"    {option.name}: {keyword}", *(f"    {line}" for line in text)]
 
 
 def main() -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from sdort.benchmark.bench_options import ENGINES, TORCH_ENGINES, BenchOptions, BenchResults
-from sdort.cli.from_options import options_of, sections
+from sdort.cli.from_options import given, options_of, sections
 from sdort.cli.options import show_placement
 from sdort.cli.sections import SectionedCommand
 from sdort.providers.runtime_options import ExecutionOptions
@@ -119,7 +119,7 @@ def command(ctx: click.Context, pipeline: Path, as_json: bool, **options: Unpack
     from sdort.errors import SdortError
 
     arguments: tuple[str, ...] = ctx.meta[_ARGUMENTS]
-    options = cast("BenchKeywords", {name: value for name, value in options.items() if value is not None})
+    options = given(options)
     if as_json:
         options["form"] = "json"
     form, output, save = options["form"], options.get("output"), options.get("save")

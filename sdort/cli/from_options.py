@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import click
 
@@ -14,6 +14,7 @@ from sdort.cli.options import complete_files, complete_fusions, complete_schedul
 from sdort.errors.declared_options import Option, declared, lone_option, sections_of
 
 Command = Callable[..., Any]
+Given = TypeVar("Given")
 
 Forms = Mapping[str, Callable[[], click.ParamType[Any] | Mapping[str, Any]]]
 """Form -> what makes its type, or several arguments of :func:`click.option`."""
@@ -53,15 +54,21 @@ def options_of(*classes: type, only: Collection[str] = (), forms: Forms = FORMS)
 
 
 def sections(*classes: type, headings: Sequence[str] = (), only: Collection[str] = ()) -> dict[str, tuple[str, ...]]:
-    """Heading -> names of options, for :class:`sdort.cli.sections.SectionedCommand`.
+    """Heading -> names of options that have one, for :class:`sdort.cli.sections.SectionedCommand`.
 
     Args:
         headings: in the order of the help; a heading that is not among them comes last.
         only: as for :func:`options_of`.
     """
-    found = sections_of(_shown(classes, only))
+    found = sections_of([each for each in _shown(classes, only) if each.section])
     ordered = dict.fromkeys([*headings, *found])
     return {heading: tuple(found[heading]) for heading in ordered if heading in found}
+
+
+def given(options: Given) -> Given:
+    """The options of a command that have a value; the others are left to the function that it calls."""
+    every = cast("Mapping[str, Any]", options)
+    return cast("Given", {name: value for name, value in every.items() if value is not None})
 
 
 def needs(*classes: type) -> Callable[[Command], Command]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
-from sdort.cli.from_options import needs, options_of, sections
+from sdort.cli.from_options import given, needs, options_of, sections
 from sdort.cli.number_types import shortened
 from sdort.cli.optimize_report import ALL, explained, show_report
 from sdort.cli.sections import SectionedCommand
@@ -137,14 +137,14 @@ def command(source: Path, out: Path, explain: frozenset[str], dry_run: bool, as_
     from sdort.console import emit_json, is_quiet
     from sdort.optimizer.command import optimize, plan_optimize
 
-    given = {name: value for name, value in options.items() if value is not None}
+    options = given(options)
     if dry_run:
-        planned = {name: value for name, value in given.items() if name in declared(PlannedOptions)}
+        planned = {name: value for name, value in options.items() if name in declared(PlannedOptions)}
         show_plan(plan_optimize(source, out, **planned), as_json=as_json)
         return
     quiet = as_json or is_quiet()
     with explained(explain, quiet):
-        result = optimize(source, out, explain=bool(explain), **given)
+        result = optimize(source, out, explain=bool(explain), **options)
     if as_json:
         emit_json(result)
     elif not quiet:

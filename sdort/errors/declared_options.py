@@ -198,10 +198,14 @@ def lone_option(given: Mapping[str, Any], *classes: type) -> str | None:
     return next((f"{each.flag} needs {flag_of(each.needs)}" for each in lone), None)
 
 
-def command_words(options: Any) -> list[object]:
-    """The options of a dataclass that differ from their defaults, as words of the command line."""
+def command_words(options: Any, *classes: type) -> list[object]:
+    """The options of a dataclass that differ from their defaults, as words of the command line.
+
+    Args:
+        classes: bases of the dataclass, whose options alone are wanted; all options without one.
+    """
     kind: type = type(options)
-    values = {each: getattr(options, name) for name, each in declared(kind).items() if each.help}
+    values = {each: getattr(options, name) for name, each in declared(*(classes or (kind,))).items() if each.help}
     return [word for each, value in values.items() if value != each.default for word in _words(each, value)]
 
 

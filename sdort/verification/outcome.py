@@ -175,7 +175,7 @@ class Verification:
         wrong = [each.component for each in self.comparisons if each.against == ONNX and not each.passed]
         left = [name for name in wrong if name not in self.searched]
         if left:
-            return replace(options, components=left[:1], images=False, bisect=True).command_line(self.shown)
+            return replace(options, components=left[:1], images=None, bisect=True).command_line(self.shown)
         if self._remedy:
             return self._remedy[1]
         if self.failed == ["images"] and self.images_together.few:
@@ -188,7 +188,7 @@ class Verification:
             where = command_words(RuntimeOptions((self.provenance.made_for or AUTO) if provider == AUTO else provider))
             return shlex.join(["sdort", "run", str(self.shown), "--prompt", prompt, *map(str, where)])
         if self.passed and options.components and self.candidate.is_dir():
-            return replace(options, components=(), images=True, bisect=False).command_line(self.shown)
+            return replace(options, components=(), images=None, bisect=False).command_line(self.shown)
         return None
 
     @property

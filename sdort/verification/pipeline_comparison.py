@@ -98,7 +98,7 @@ def verify_pipeline(candidate: Path, options: VerifyOptions) -> Verification:
         content.finish()  # before the comparisons, which take longest
         for component in run.components:
             _verify_component(run, component, recorded)
-        if options.images:
+        if options.draws:
             _verify_images(run, recorded)
         if options.semantic:
             _score(run)
@@ -171,7 +171,7 @@ def _check_components(run: _Run) -> None:
     for name in run.options.components:
         if name not in run.folder.models:
             raise UsageError(f"there is no component {name!r}", hint=f"There are: {', '.join(run.folder.models)}.")
-    generated = [name for name in run.folder.needed if run.options.images and name in run.folder.models]
+    generated = [name for name in run.folder.needed if run.options.draws and name in run.folder.models]
     graphs = {name: run.folder.file(name).graph for name in dict.fromkeys([*run.components, *generated])}
     for name, graph in graphs.items():
         run.result.precisions[name] = precision(stored_dtype(graph), run.configuration.provider)
@@ -193,9 +193,9 @@ def _refuse_shortage(run: _Run) -> None:
     """
     options, folder = run.options, run.folder
     provider, device_id = run.configuration.provider, options.runtime.device_id
-    if folder.is_complete and (options.images or RECORDED in options.inputs):
+    if folder.is_complete and (options.draws or RECORDED in options.kinds):
         request = _requests(run)[0]
-        refuse_generation(folder, request, len(options.prompts) * options.seeds, provider, device_id)
+        refuse_generation(folder, request, len(options.texts) * options.seeds, provider, device_id)
 
 
 def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptions) -> Provenance:
@@ -212,8 +212,8 @@ def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptio
 
 def _requests(run: _Run) -> list[Request]:
     options, folder = run.options, run.folder
-    refined = (options.size or folder.default_size) if folder.family.aesthetic else None
-    return make_requests(options.prompts, options.seeds, options.steps, refined, options.size)
+    refined = (options.sides or folder.default_size) if folder.family.aesthetic else None
+    return make_requests(options.texts, options.seeds, options.steps, refined, options.sides)
 
 
 def _steps(request: Request) -> int:
@@ -228,7 +228,7 @@ def _record(run: _Run) -> RecordedRun:
     """
     options = run.options
     originals = [
-        what for what, asked in (("recorded inputs", RECORDED in options.inputs), ("images", options.images)) if asked
+        what for what, asked in (("recorded inputs", RECORDED in options.kinds), ("images", options.draws)) if asked
     ]
     if not originals:
         return RecordedRun()
@@ -236,7 +236,7 @@ def _record(run: _Run) -> RecordedRun:
     total = len(requests) * options.seeds * _steps(requests[0])
     try:
         with progress("generating with the original", total=total) as advance:
-            return record_run(run.original or run.folder, _plain(run), requests, advance, images=options.images)
+            return record_run(run.original or run.folder, _plain(run), requests, advance, images=options.draws)
     except NotLoadedError:
         raise
     except SdortError as error:
@@ -254,13 +254,13 @@ def _plain(run: _Run) -> RunConfiguration:
 
 def _inputs(run: _Run, component: str, recorded: RecordedRun) -> list[Inputs]:
     inputs: list[Inputs] = []
-    if RANDOM in run.options.inputs:
+    if RANDOM in run.options.kinds:
         reference = run.original or run.folder
         factor = run.folder.vae_factor
-        height, width = (side // factor for side in run.options.size or run.folder.default_size)
+        height, width = (side // factor for side in run.options.sides or run.folder.default_size)
         path = reference.models.get(component, run.folder.models[component])
         inputs += random_inputs(path, component, factor, (height, width))
-    return [*inputs, *recorded.inputs.get(component, [])] if RECORDED in run.options.inputs else inputs
+    return [*inputs, *recorded.inputs.get(component, [])] if RECORDED in run.options.kinds else inputs
 
 
 def _verify_component(run: _Run, component: str, recorded: RecordedRun) -> None:

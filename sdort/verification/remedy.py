@@ -32,7 +32,7 @@ def remedy(
     for finding in findings:
         if finding.kind == NODE and options.runtime.provider != CPU.name:
             runtime = replace(options.runtime, provider=CPU.name, tuning=False, graph=False, provider_options={})
-            again = replace(options, components=[finding.component], images=False, bisect=False, runtime=runtime)
+            again = replace(options, components=[finding.component], images=None, bisect=False, runtime=runtime)
             return "See whether its weights or the provider's kernel differ", again.command_line(candidate)
         if not made_here:
             continue

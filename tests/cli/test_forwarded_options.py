@@ -17,6 +17,7 @@ from sdort.cli import COMMANDS, cli
 from sdort.cli.number_types import Duration, NumberList, Real, SizeList, Whole
 from sdort.errors import UsageError
 from sdort.optimizer.provider_choice import best_here
+from sdort.verification.command_line import VerifyOptions
 
 RECORDED = 77
 """The exit code of a command whose function was called."""
@@ -267,12 +268,8 @@ def test_a_parameter_of_a_verification_is_its_option(
     plain = arrived(monkeypatch, module, "verify_pipeline", lambda: sdort.verify("model"))
     given = arrived(monkeypatch, module, "verify_pipeline", lambda: sdort.verify("model", **{name: value}))
     changed = difference(plain, given)
-    if name == "components":
-        assert changed.pop(".images") is False  # components that are named are looked at without images
-        named = arrived(
-            monkeypatch, module, "verify_pipeline", lambda: sdort.verify("m", components=["a"], images=True)
-        )
-        assert named[".images"] is True
+    if name == "prompts":
+        assert changed.pop(".texts") == value
     assert changed == {path: held}
 
 
@@ -287,12 +284,15 @@ def test_the_rest_of_a_verification(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert plain[".runtime.control_inputs"] is True
     assert difference(plain, given(semantic=True, semantic_prompts=7)) == {".semantic_prompts": 7}
     assert difference(plain, given(semantic=True, semantic_original=True)) == {".semantic_original": True}
-    assert [given(inputs=kind)[".inputs"] for kind in ("all", "random", "recorded")] == [
-        ("random", "recorded"), ("random",), ("recorded",)
-    ]  # fmt: skip
+    for kind, kinds in (("all", ("random", "recorded")), ("random", ("random",)), ("recorded", ("recorded",))):
+        assert given(inputs=kind)[".inputs"] == kind
+        assert VerifyOptions(inputs=kind).kinds == kinds  # type: ignore[arg-type]
+    # Components that are named are looked at without images.
+    asked = [VerifyOptions(components=named, images=images) for named in ((), ("a",)) for images in (None, True, False)]
+    assert [each.draws for each in asked] == [True, True, False, False, True, False]
     for form in (prompts, str(prompts)):
         found = given(prompts=form)
-        assert (list(found[".prompts"]), found[".prompts_file"]) == (["one", "two"], prompts)
+        assert (list(found[".texts"]), found[".prompts"]) == (["one", "two"], form)
     for alone in ({"semantic_prompts": 3}, {"semantic_original": True}):
         with pytest.raises(UsageError, match="they want --semantic"):
             sdort.verify("model", **alone)

@@ -14,6 +14,7 @@ from sdort.errors import UsageError, number_ranges
 from sdort.errors.declared_options import ranges_of
 from sdort.errors.number_ranges import Range, check_fields, check_sizes, shown
 from sdort.generation.typed_options import GENERATION
+from sdort.verification.verify_options import ComparisonOptions, SemanticOptions
 
 BOUNDS: dict[str, tuple[Any, Any]] = {
     "STEPS": (1, 1000),
@@ -71,8 +72,10 @@ NAMES |= dict.fromkeys(("CONTROL_SCALE", "CONTROL_START", "CONTROL_END"), "contr
 NAMES |= {"UPSCALE_TILE": "tile", "UPSCALE_SCALE": "scale"}
 NAMES |= {**dict.fromkeys(("STATIC_BATCH", "STATIC_SIDE"), "static"), "IP_ADAPTER_SCALE": "ip_adapter_image"}
 
+DECLARED = (*GENERATION, BenchOptions, BenchResults, ComparisonOptions, SemanticOptions)
+
 LIMITS: dict[str, Range[Any]] = {name: value for name, value in vars(number_ranges).items() if isinstance(value, Range)}
-LIMITS |= {name.upper(): limits for name, limits in ranges_of(*GENERATION, BenchOptions, BenchResults).items()}
+LIMITS |= {name.upper(): limits for name, limits in ranges_of(*DECLARED).items()}
 
 
 def test_every_range_is_here() -> None:

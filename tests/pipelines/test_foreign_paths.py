@@ -44,7 +44,7 @@ LISTS = ("init_inputs", "fast_tokenizer_files")
 
 def verified(folder: Path, check: bool) -> None:
     options = RuntimeOptions("cpu", check=check)
-    verify_pipeline(folder, VerifyOptions(runtime=options, components=TEXT, inputs=("random",), images=False))
+    verify_pipeline(folder, VerifyOptions(runtime=options, components=TEXT, inputs="random", images=False))
 
 
 def measured(folder: Path, check: bool) -> None:

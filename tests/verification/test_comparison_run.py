@@ -189,17 +189,17 @@ def test_the_precision_of_every_component_that_takes_part(monkeypatch: Patch) ->
 
 
 @pytest.mark.parametrize("complete", [True, False])
-@pytest.mark.parametrize(("inputs", "images"), [(("random",), True), (("recorded",), False), (("random",), False)])
+@pytest.mark.parametrize(("inputs", "images"), [("random", True), ("recorded", False), ("random", False)])
 def test_memory_is_asked_for_where_images_are_made(
-    inputs: tuple[str, ...], images: bool, complete: bool, monkeypatch: Patch
+    inputs: str, images: bool, complete: bool, monkeypatch: Patch
 ) -> None:
     refused: list[tuple[Any, ...]] = []
     monkeypatch.setattr(MODULE, "refuse_generation", lambda *arguments: refused.append(arguments))
     runtime = RuntimeOptions(device_id=3)
     folder = folder_of(is_complete=complete)
-    run = run_of(folder, inputs=inputs, images=images, prompts=("a", "b"), seeds=3, runtime=runtime)
+    run = run_of(folder, inputs=inputs, images=images, texts=("a", "b"), seeds=3, runtime=runtime)
     _refuse_shortage(run)
-    asked = complete and (images or "recorded" in inputs)
+    asked = complete and (images or inputs == "recorded")
     assert len(refused) == asked
     for where, request, number, provider, device in refused:
         assert (where, request.prompt, number, provider, device) == (folder, "a", 6, CPU, 3)
@@ -384,7 +384,7 @@ def test_images_are_compared_request_by_request(original: bool, monkeypatch: Pat
 
     monkeypatch.setattr(MODULE, "generate_in_torch", torch)
     exported = folder_of("exported") if original else None
-    run = run_of(original=exported, checkpoint=Path("weights"), prompts=("a", "b"), seeds=2)
+    run = run_of(original=exported, checkpoint=Path("weights"), texts=("a", "b"), seeds=2)
     for name, dtype in (("text_encoder", "float32"), ("unet", "float16"), ("vae_encoder", "bfloat16")):
         run.result.precisions[name] = precision(dtype, CPU)
     _verify_images(run, RecordedRun())
@@ -427,22 +427,22 @@ def test_what_is_recorded_is_what_was_asked_for(monkeypatch: Patch) -> None:
     runtime = RuntimeOptions(
         device_id=4, tuning=True, fallback=True, graph=True, provider_options={"a": "b"}, threads=3
     )
-    given: dict[str, Any] = {"prompts": ("a", "b"), "seeds": 1, "runtime": runtime}
+    given: dict[str, Any] = {"texts": ("a", "b"), "seeds": 1, "runtime": runtime}
     exported = folder_of("exported")
-    asked = run_of(original=exported, inputs=("random",), images=False, **given)
+    asked = run_of(original=exported, inputs="random", images=False, **given)
     assert (_record(asked), calls) == (RecordedRun(), [])
-    recorded: Any = _record(run_of(original=exported, inputs=("recorded",), images=False, **given))
+    recorded: Any = _record(run_of(original=exported, inputs="recorded", images=False, **given))
     assert recorded == "recorded"
-    _record(run_of(inputs=("random",), images=True, **given))
+    _record(run_of(inputs="random", images=True, **given))
     plain = RuntimeOptions(device_id=4, tuning=False, fallback=None, graph=False, provider_options={}, threads=3)
     assert calls == [
         (Path("exported"), plain, ["a", "b"], False),
         (Path("fast"), plain, ["a", "b"], True),
     ]
     for inputs, images, words in (
-        (("recorded",), False, "recorded inputs"),
-        (("random",), True, "images"),
-        (("recorded", "random"), True, "recorded inputs and images"),
+        ("recorded", False, "recorded inputs"),
+        ("random", True, "images"),
+        ("all", True, "recorded inputs and images"),
     ):
         run = run_of(original=exported, inputs=inputs, images=images, **given)
         assert _record(run) == RecordedRun()

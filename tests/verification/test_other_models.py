@@ -39,7 +39,7 @@ def searched(candidate: Path, original: Path | None, *, check: bool = True) -> A
     return verify_pipeline(
         candidate,
         VerifyOptions(
-            runtime=runtime, against=original, torch=False, components=(COMPONENT,), inputs=("random",), images=False,
+            runtime=runtime, against=original, torch=False, components=(COMPONENT,), inputs="random", images=False,
             bisect=True,
         ),
     )  # fmt: skip

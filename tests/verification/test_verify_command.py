@@ -174,7 +174,7 @@ def test_a_search_that_fails_leaves_what_was_compared(
 
 
 def test_an_export_is_compared_with_torch(tiny: Tiny, tmp_path: Path) -> None:
-    options = replace(OPTIONS, against=tiny.diffusers, prompts=("a",))
+    options = replace(OPTIONS, against=tiny.diffusers, texts=("a",))
     result = verify_pipeline(tiny.onnx, options)
     assert result.passed, (result.failed, result.missing)
     assert {each.against for each in result.comparisons} == {"torch"}
