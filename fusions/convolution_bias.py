@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from sdort.model.weights import Reshaped, as_weight
+from sdort.graph.weights import Reshaped, as_weight
 from sdort.rewrite.match import Match
 
 STAGE = "raise"

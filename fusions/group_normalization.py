@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.weights import Reshaped, as_weight
+from sdort.graph.weights import Reshaped, as_weight
 from sdort.rewrite.decomposed import is_grouped
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import Match, Refusal, decline, refuse

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.symbolic import numbers
-from sdort.model.weights import Reshaped, as_weight
+from sdort.graph.symbolic import numbers
+from sdort.graph.weights import Reshaped, as_weight
 from sdort.rewrite.decomposed import is_of_norm
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.match import Match, Refusal, behind_casts, decline

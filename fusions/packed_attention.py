@@ -5,7 +5,7 @@ ORT's MultiHeadAttention has no causal form on ROCm and takes no bias there; its
 
 from typing import Any
 
-from sdort.model.weights import Concatenated, as_weight
+from sdort.graph.weights import Concatenated, as_weight
 from sdort.rewrite.match import Match
 
 STAGE = "fuse"

@@ -8,7 +8,7 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from sdort.model.weights import Concatenated, Reshaped, Transposed, Weight, as_weight
+from sdort.graph.weights import Concatenated, Reshaped, Transposed, Weight, as_weight
 from sdort.rewrite.match import Match, Refusal, refuse
 
 STAGE = "fuse"

@@ -19,7 +19,7 @@ from sdort.fusions.restore_multi_head_attention import (
     third,
 )
 
-from sdort.model.weights import Combined, Reshaped, as_weight
+from sdort.graph.weights import Combined, Reshaped, as_weight
 from sdort.rewrite.match import Match, Refusal, refuse
 
 STAGE = "restore"

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.weights import Combined, Reshaped, Weight, as_weight
+from sdort.graph.weights import Combined, Reshaped, Weight, as_weight
 from sdort.rewrite.match import Match, Refusal, refuse
 
 STAGE = "restore"

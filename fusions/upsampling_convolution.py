@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from sdort.model.signature import Array
-from sdort.model.weights import Combined, Reshaped, Transposed, as_weight
+from sdort.graph.signature import Array
+from sdort.graph.weights import Combined, Reshaped, Transposed, as_weight
 from sdort.rewrite.match import Match, Refusal, decline
 
 STAGE = "extend"

@@ -12,7 +12,7 @@ from typing import Any
 
 from sdort.fusions.upsampling_convolution import TWICE_AS_LARGE, phase_taps
 
-from sdort.model.weights import Combined, Reshaped, Transposed, as_weight
+from sdort.graph.weights import Combined, Reshaped, Transposed, as_weight
 from sdort.rewrite.match import Match, Refusal, decline
 
 STAGE = "fuse"

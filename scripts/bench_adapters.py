@@ -36,17 +36,17 @@ from measuring import Arguments, in_turns, timed
 from safetensors.numpy import save_file
 
 import sdort
-from sdort.generation.adapted_weights import RunningAdapters, plan_adapters
-from sdort.generation.bound_unet import Batch, BoundBuffers
-from sdort.generation.step_conditions import StepConditions
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.generation.denoising.adapted_weights import RunningAdapters, plan_adapters
 from sdort.machine.gpus import free_memory
 from sdort.onnx_io.overridable import replaceable_weights
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.session import Session, open_graph
+from sdort.runtime.step.bound_unet import Batch, BoundBuffers
+from sdort.runtime.step.step_conditions import StepConditions
 
 WARMUP = 5
 SCALE = 0.8

@@ -28,16 +28,16 @@ from measuring import Arguments, in_turns
 
 import sdort
 from sdort.demo.shapes import SHAPES
-from sdort.generation.bound_unet import Batch, BoundBuffers
-from sdort.generation.control_choice import ControlChoice
-from sdort.generation.control_plan import ControlModel
-from sdort.generation.running_controls import Controls, RunningControls
-from sdort.generation.step_conditions import StepConditions
-from sdort.model.signature import TensorSpec
+from sdort.generation.denoising.running_controls import Controls, RunningControls
+from sdort.generation.requests.control_choice import ControlChoice
+from sdort.generation.requests.control_plan import ControlModel
+from sdort.graph.signature import TensorSpec
 from sdort.onnx_io.component_file import read_component
 from sdort.providers import find_provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
+from sdort.runtime.step.bound_unet import Batch, BoundBuffers
+from sdort.runtime.step.step_conditions import StepConditions
 
 ONLY_UNETS = ("sample_size", "up_block_types")
 """Entries of a UNet's config that a ControlNet's lacks."""

@@ -21,7 +21,7 @@ import numpy as np
 from measuring import Arguments
 
 import sdort
-from sdort.errors.number_ranges import parse_size
+from sdort.options.number_ranges import parse_size
 
 WARMUP = 2
 HIRES = 1.5

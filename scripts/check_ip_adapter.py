@@ -21,8 +21,8 @@ from PIL import Image
 
 import sdort
 from sdort.console import quiet_libraries
-from sdort.generation.control_choice import ControlChoice
-from sdort.generation.ip_adapter_choice import IpAdapterChoice
+from sdort.generation.requests.control_choice import ControlChoice
+from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice
 from sdort.verification.metrics import psnr
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -35,7 +35,6 @@ import onnx
 from onnx import TensorProto, helper, inliner, numpy_helper
 
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.judgement import Errors, limit_share, measure_errors
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import stored_dtype
@@ -43,6 +42,7 @@ from sdort.onnx_io.save import save_model
 from sdort.providers import load_target
 from sdort.rewrite.fusion import load_fusions
 from sdort.verification.limits import TOLERANCES, Tolerance
+from sdort.workload.judgement import Errors, limit_share, measure_errors
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 Array = npt.NDArray[Any]

@@ -23,7 +23,7 @@ from support import task_parity
 
 from sdort.console import quiet_libraries
 from sdort.errors import SdortError
-from sdort.pipelines.scheduler_names import SAMPLERS
+from sdort.samplers.scheduler_names import SAMPLERS
 from sdort.verification.metrics import psnr
 
 

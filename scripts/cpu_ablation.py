@@ -24,8 +24,8 @@ from measuring import Arguments
 
 import sdort
 from sdort.benchmark.timing import LEAST
-from sdort.errors.number_ranges import parse_size
 from sdort.exporter.export_options import StaticSize
+from sdort.options.number_ranges import parse_size
 
 WARM_UP = 2
 HEADER = (

@@ -29,8 +29,8 @@ from support.ldm_files import State, ldm_unet, ldm_vae, load_part, old_clip_name
 from torch import Tensor
 
 import sdort.demo
-from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
-from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
+from sdort.checkpoints.clip_merges import read_clip_merges
+from sdort.checkpoints.clip_tokenizer import write_clip_tokenizer
 
 DEMO = Path(sdort.demo.__file__).parent / "model"
 UNET: dict[str, Any] = {

@@ -44,7 +44,7 @@ from measuring import Arguments, in_turns, refuse_unknown
 
 import sdort
 from sdort.demo import RANDOM, write_demo
-from sdort.errors.number_ranges import parse_size
+from sdort.options.number_ranges import parse_size
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import open_session

@@ -27,7 +27,7 @@ from measuring import Arguments, in_turns
 import sdort
 from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
-from sdort.errors.number_ranges import parse_size
+from sdort.options.number_ranges import parse_size
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.workload.cases import Case

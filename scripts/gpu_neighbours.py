@@ -159,7 +159,7 @@ class Runner(threading.Thread):
 
     def __init__(self, part: str, path: str, args: argparse.Namespace, seed: int, all_ready: threading.Barrier) -> None:
         super().__init__()
-        from sdort.errors.number_ranges import parse_size
+        from sdort.options.number_ranges import parse_size
         from sdort.pipelines.folder import open_folder
         from sdort.providers import find_provider
         from sdort.providers.runtime_options import RuntimeOptions

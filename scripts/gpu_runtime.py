@@ -31,23 +31,23 @@ from measuring import Arguments, timed
 
 import sdort
 from sdort.errors import SdortError
-from sdort.errors.number_ranges import parse_size
-from sdort.generation.beginning import Beginning
-from sdort.generation.bound_unet import Batch
-from sdort.generation.decode import Decoder, Plan, size_of
-from sdort.generation.device_loop import Loop
-from sdort.generation.diffusers_sampler import DiffusersSampler
-from sdort.generation.host_loop import denoise
-from sdort.generation.image_noise import ImageSeed, NoiseSource
-from sdort.generation.recurrence import find_recurrence
-from sdort.generation.schedule_part import WHOLE, PartSteps
-from sdort.generation.step_conditions import StepConditions
+from sdort.families.vae_levels import vae_factor
+from sdort.generation.denoising.device_loop import Loop
+from sdort.generation.denoising.host_loop import denoise
+from sdort.generation.latents.decode import Decoder, Plan, size_of
+from sdort.generation.latents.start_latents import Beginning
+from sdort.generation.schedules.diffusers_sampler import DiffusersSampler
+from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
+from sdort.generation.schedules.recurrence import find_recurrence
+from sdort.generation.schedules.schedule_part import WHOLE, PartSteps
 from sdort.inspection.profile import placement_table, remarks
 from sdort.machine.gpus import free_memory
-from sdort.model.vae_levels import vae_factor
+from sdort.options.number_ranges import parse_size
 from sdort.providers import find_provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
+from sdort.runtime.step.bound_unet import Batch
+from sdort.runtime.step.step_conditions import StepConditions
 
 Array = np.ndarray[Any, Any]
 WAYS_DIFFER = 2e-2

@@ -23,7 +23,7 @@ from typing import Any
 from measuring import Arguments
 
 from sdort.errors import ProviderError
-from sdort.ops.library import OFF, resolve
+from sdort.operator_library.library import OFF, resolve
 
 
 class Steps:

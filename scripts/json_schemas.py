@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import DOCUMENTS, json_keys
-from sdort.errors.declared_options import declared
+from sdort.options.declared_options import declared
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMAS = "docs/schemas"

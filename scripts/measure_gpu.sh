@@ -87,7 +87,7 @@ library() {
 attention() {
     gpu_only || return 0
     local library
-    library=$("$python" -c 'from sdort.ops.library import resolve; print(resolve("on"))') || return
+    library=$("$python" -c 'from sdort.operator_library.library import resolve; print(resolve("on"))') || return
     "$python" scripts/ops_benchmark.py --library "$library" --provider "$provider" --operator MultiHeadAttention \
         --json "$out/attention.json" --markdown "$out/attention.md"
 }

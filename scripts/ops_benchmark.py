@@ -36,7 +36,7 @@ import numpy.typing as npt
 import onnxruntime as ort
 from onnx import helper
 
-from sdort.ops.pointer_kernels import Attention, AttentionTensor, Kernels, Place, Problem
+from sdort.operator_library.pointer_kernels import Attention, AttentionTensor, Kernels, Place, Problem
 
 Array = npt.NDArray[Any]
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.errors.declared_options import Option, declared
+from sdort.options.declared_options import Option, declared
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 MARK = "# Written by scripts/option_keywords.py from what is declared above.\n"
@@ -70,13 +70,13 @@ TABLES = (
         ("ExecutionKeywords",),
     ),
     Table(
-        "sdort.generation.typed_options",
+        "sdort.generation.requests.typed_options",
         "GenerationOptions",
         "Options of :meth:`sdort.Pipeline.generate`, all optional.",
         ("JobOptions", "DrawnOptions", "PreviewOptions"),
     ),
     Table(
-        "sdort.generation.typed_options",
+        "sdort.generation.requests.typed_options",
         "RunOptions",
         "Options of :func:`sdort.run`.",
         bases=("GenerationOptions", "LoadOptions"),

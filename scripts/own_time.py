@@ -29,7 +29,7 @@ from typing import Any
 from measuring import Arguments, timed
 
 import sdort
-from sdort.errors.number_ranges import parse_size
+from sdort.options.number_ranges import parse_size
 
 PROMPT = "a photograph of a red fox in the snow"
 KERNEL = ("/proc/", "/sys/")
@@ -120,9 +120,9 @@ def in_diffusers(args: argparse.Namespace) -> Callable[[], Any]:
 
 def asked_beside(pipeline: Any, args: argparse.Namespace, options: dict[str, Any], image: Any) -> dict[str, float]:
     """Seconds of what is asked for beside the pixels, medians."""
-    from sdort.generation.image_files import kept_record, save_image
-    from sdort.generation.infotext import parameters_text
-    from sdort.generation.preview import BatchPreviews
+    from sdort.generation.files.image_files import kept_record, save_image
+    from sdort.generation.files.infotext import parameters_text
+    from sdort.generation.latents.preview import BatchPreviews
     from sdort.pipelines.folder import open_folder
 
     shown: list[float] = []

@@ -38,8 +38,8 @@ from kernel_counts import GPUS
 from support.full_exports import traced
 
 from sdort.benchmark.roofline import flops
+from sdort.graph.weights import Absent
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.weights import Absent
 from sdort.onnx_io.load import from_proto
 from sdort.providers import load_target
 from sdort.rewrite.editor import Editor

@@ -31,10 +31,10 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from measuring import Arguments, in_turns
 
+from sdort.checkpoints.clip_tokenizer import LENGTH
 from sdort.demo.shapes import SHAPES
 from sdort.integrations.torch_operators import replace
 from sdort.integrations.torch_operators.launching import serves
-from sdort.pipelines.clip_tokenizer import LENGTH
 
 MODELS = ("unet", "vae", "lora")
 ROWS = {

@@ -27,9 +27,9 @@ from safetensors.torch import save_file
 from tour_images import edges
 from train_demo_model import descend, diffusion_loss, optimizer, parameters
 
+from sdort.checkpoints.clip_tokenizer import LENGTH
 from sdort.demo import DEMO_FOLDER
 from sdort.demo.scenes import BACKGROUNDS, RGB
-from sdort.pipelines.clip_tokenizer import LENGTH
 
 SEED = 16
 RANK = 4

@@ -27,9 +27,9 @@ from demo_words import caption_words, learn_merges
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import l1_loss, mse_loss
 
+from sdort.checkpoints.clip_tokenizer import LENGTH
 from sdort.demo.random_pipeline import published_names
 from sdort.demo.tokenizer import write_tokenizer
-from sdort.pipelines.clip_tokenizer import LENGTH
 
 SEED = 20
 WIDTH = 128

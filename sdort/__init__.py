@@ -109,9 +109,9 @@ _MODULES = {
         "list_models",
         "remove_model",
     ),
-    "sdort.first_use.room": ("cache_limit",),
+    "sdort.first_use.cache_limit": ("cache_limit",),
     "sdort.generation.command": ("Pipeline",),
-    "sdort.generation.typed_options": ("GenerationOptions",),
+    "sdort.generation.requests.typed_options": ("GenerationOptions",),
     "sdort.generation.result": (
         "Generation",
         "Image",
@@ -130,7 +130,7 @@ _MODULES = {
         "write_comfyui_nodes",
     ),
     "sdort.machine.version": ("__version__",),
-    "sdort.ops.command": (
+    "sdort.operator_library.command": (
         "build_ops",
         "list_ops",
         "tuned_ops",

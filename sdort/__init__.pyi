@@ -13,6 +13,7 @@ from sdort.doctor.diagnosis import Diagnosis as Diagnosis
 from sdort.exporter.command import export as export
 from sdort.exporter.command import plan_export as plan_export
 from sdort.exporter.manifest import ExportReport as ExportReport
+from sdort.first_use.cache_limit import cache_limit as cache_limit
 from sdort.first_use.command import RunPlan as RunPlan
 from sdort.first_use.command import load as load
 from sdort.first_use.command import plan_run as plan_run
@@ -20,11 +21,10 @@ from sdort.first_use.command import run as run
 from sdort.first_use.model_names import add_model as add_model
 from sdort.first_use.model_names import list_models as list_models
 from sdort.first_use.model_names import remove_model as remove_model
-from sdort.first_use.room import cache_limit as cache_limit
 from sdort.generation.command import Pipeline as Pipeline
+from sdort.generation.requests.typed_options import GenerationOptions as GenerationOptions
 from sdort.generation.result import Generation as Generation
 from sdort.generation.result import Image as Image
-from sdort.generation.typed_options import GenerationOptions as GenerationOptions
 from sdort.generation.upscaled_files import Upscaled as Upscaled
 from sdort.generation.upscaled_files import upscale as upscale
 from sdort.inspection.command import compare as compare
@@ -33,9 +33,9 @@ from sdort.inspection.command import placement as placement
 from sdort.integrations.comfyui.node_folder import remove_comfyui_nodes as remove_comfyui_nodes
 from sdort.integrations.comfyui.node_folder import write_comfyui_nodes as write_comfyui_nodes
 from sdort.machine.version import __version__ as __version__
-from sdort.ops.command import build_ops as build_ops
-from sdort.ops.command import list_ops as list_ops
-from sdort.ops.command import tuned_ops as tuned_ops
+from sdort.operator_library.command import build_ops as build_ops
+from sdort.operator_library.command import list_ops as list_ops
+from sdort.operator_library.command import tuned_ops as tuned_ops
 from sdort.optimizer.command import optimize as optimize
 from sdort.optimizer.command import plan_optimize as plan_optimize
 from sdort.optimizer.fusion_list import FusionList as FusionList

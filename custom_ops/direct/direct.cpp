@@ -1,4 +1,4 @@
-// The C interface of the kernels, for programs with tensors of their own (sdort/ops/pointer_kernels.py calls it from Python).
+// The C interface of the kernels, for programs with tensors of their own (sdort/operator_library/pointer_kernels.py calls it from Python).
 //
 // A kernel is named by its folder of operators/, a problem is its struct Problem, byte by byte. Nothing here allocates
 // device memory, copies or waits: the launches are queued when a call returns.

@@ -22,9 +22,9 @@ from sdort.console import document, say
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx, original_of
 from sdort.errors import ParityError, SdortError, UsageError
+from sdort.files.staging import temporary_folder
 from sdort.pipelines.folder import open_folder
 from sdort.providers.provider import Provider
-from sdort.staging import temporary_folder
 from sdort.verification.references import Reference
 from sdort.workload.cases import WHOLE_PIPELINE, Case
 

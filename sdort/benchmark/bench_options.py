@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdort.errors.declared_options import option, ranges_of
-from sdort.errors.number_ranges import BATCH_SIZE, STEPS, check_fields, check_sizes
+from sdort.options.declared_options import option, ranges_of
+from sdort.options.number_ranges import BATCH_SIZE, STEPS, check_fields, check_sizes
 from sdort.providers.runtime_options import ExecutionKeywords, RuntimeOptions
 
 TORCH_ENGINES = ("torch", "torch-compile")

@@ -21,11 +21,11 @@ from sdort.benchmark.setup import apply_preset
 from sdort.benchmark.timing import LEAST
 from sdort.console import say, to_json, warn
 from sdort.errors import UsageError
-from sdort.errors.declared_options import made_of
-from sdort.errors.option_types import typed, with_options
+from sdort.files.staging import check_output_file, check_output_folder, real, write_atomically
 from sdort.first_use.find_pipeline import is_checkpoint, named_path, pipeline_folder
+from sdort.options.declared_options import made_of
+from sdort.options.option_types import typed, with_options
 from sdort.providers.runtime_options import ExecutionOptions, RuntimeOptions
-from sdort.staging import check_output_file, check_output_folder, real, write_atomically
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

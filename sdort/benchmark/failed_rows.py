@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sdort.benchmark.rows import Row
 from sdort.errors import ParityError
-from sdort.errors.number_ranges import size_words
+from sdort.options.number_ranges import size_words
 
 MOST_LISTED = 12
 """Failures that a message names one by one; the result has them all."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from operator import attrgetter
 
 from sdort.benchmark.rows import Row
-from sdort.errors.number_ranges import size_words
 from sdort.errors.plain_text import one_line
+from sdort.options.number_ranges import size_words
 from sdort.workload.cases import WHOLE_PIPELINE
 
 

@@ -20,15 +20,15 @@ from sdort.console import detail, document, progress
 from sdort.engines.engine import Engine, ImageStages, PreparedRunner, Runner, StagedRunner
 from sdort.engines.onnx import OnnxEngine
 from sdort.errors import SdortError
-from sdort.generation.images import Generated
+from sdort.generation.pictures.images import Generated
 from sdort.inspection.profile import measure_cases
-from sdort.pipelines.scheduler_names import find_scheduler
 from sdort.providers.provider import Provider
-from sdort.runtime.announcement import announce
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.memory import MIB, Meter, Peak, torch_on_gpu
 from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
+from sdort.runtime.provider_message import announce
+from sdort.samplers.scheduler_names import find_scheduler
 from sdort.verification.checks import Precision, Verdict, check_images, precision
 from sdort.verification.limits import ENOUGH
 from sdort.verification.references import CaseResult, Reference, check_result, generate_images

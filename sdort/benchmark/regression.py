@@ -16,10 +16,8 @@ from sdort.benchmark.labels import case_label, contender_label
 from sdort.benchmark.row_table import as_markdown
 from sdort.benchmark.rows import Compared, Row
 from sdort.benchmark.timing import LEAST, interval, resampled_medians
-from sdort.console import to_json
-from sdort.errors import BadModelError, RegressionError, UsageError
-from sdort.pipelines.configs import read_config
-from sdort.pipelines.schema import (
+from sdort.checkpoints.configs import read_config
+from sdort.checkpoints.json_schema import (
     NULL,
     any_text,
     list_of,
@@ -31,6 +29,8 @@ from sdort.pipelines.schema import (
     shortened,
     whole,
 )
+from sdort.console import to_json
+from sdort.errors import BadModelError, RegressionError, UsageError
 from sdort.tables import Table, counted
 
 FORMAT_KEY = "sdort_bench"

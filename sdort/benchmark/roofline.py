@@ -19,9 +19,9 @@ from sdort.console import to_json
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import holds_onnx
 from sdort.errors import ProviderError, SdortError
+from sdort.families.component_names import DECODER
 from sdort.families.known_families import DENOISERS
 from sdort.machine.subprocesses import WorkerError, run_worker
-from sdort.model.component_names import DECODER
 from sdort.operators import load_operators
 from sdort.providers import find_provider
 from sdort.providers.provider import Provider

@@ -14,16 +14,16 @@ import numpy as np
 from sdort.benchmark.roofline import hot_nodes, parse_task
 from sdort.console import to_json
 from sdort.errors import ProviderError
+from sdort.files.staging import temporary_folder
 from sdort.inspection.profile import profile_run
 from sdort.machine.distributions import import_onnxruntime
-from sdort.ops.library import OFF
+from sdort.operator_library.library import OFF
 from sdort.pipelines.folder import image_channels
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.opener import create_session
 from sdort.runtime.probe import why_not
 from sdort.runtime.session import open_session
-from sdort.staging import temporary_folder
 from sdort.workload.cases import make_feeds
 
 CALLS = 8

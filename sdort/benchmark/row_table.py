@@ -11,8 +11,8 @@ from sdort.benchmark.digits import optional_digits, time_ratio
 from sdort.benchmark.labels import case_label, contender_label, dtype_text
 from sdort.benchmark.rows import Row
 from sdort.console import to_json
-from sdort.errors.number_ranges import size_words
 from sdort.errors.plain_text import one_line
+from sdort.options.number_ranges import size_words
 from sdort.providers import PROVIDERS
 from sdort.tables import Table, counted
 from sdort.verification.report import html

@@ -16,9 +16,9 @@ from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, open_reference, original_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import size_words
 from sdort.families.known_families import DENOISERS
-from sdort.generation.images import Generated
+from sdort.generation.pictures.images import Generated
+from sdort.options.number_ranges import size_words
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.references import Reference, compute_reference, generate_images

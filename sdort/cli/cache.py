@@ -9,7 +9,7 @@ import click
 
 from sdort.cli.number_types import ByteSize, Duration
 from sdort.cli.tuning import age_text
-from sdort.errors.number_ranges import CACHE_LIMIT, OLDER_THAN
+from sdort.options.number_ranges import CACHE_LIMIT, OLDER_THAN
 
 if TYPE_CHECKING:
     from sdort.doctor.cache_entries import CacheEntry
@@ -106,7 +106,7 @@ def limit(limit: int | None, as_json: bool) -> None:
     use. If a new one needs more room, sdort removes those that were not used for the longest time, and says which.
     """
     from sdort.console import conclude, emit_json
-    from sdort.first_use.room import cache_limit
+    from sdort.first_use.cache_limit import cache_limit
     from sdort.tables import size_text
 
     room = cache_limit(limit=limit)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sdort.cli.number_types import Whole
-from sdort.errors.number_ranges import DEVICE_ID
+from sdort.options.number_ranges import DEVICE_ID
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:

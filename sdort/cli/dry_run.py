@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from sdort.machine.disk import WritePlan
+    from sdort.files.disk import WritePlan
 
 DRY_RUN_HELP = "Write nothing. Say what would be written, and whether disk and memory suffice."
 

@@ -13,8 +13,8 @@ from sdort.cli.from_options import needs, options_of
 from sdort.cli.number_types import Size, Whole
 from sdort.cli.options import complete_files, complete_schedulers
 from sdort.cli.sections import SectionedCommand
-from sdort.errors.number_ranges import OPSET
 from sdort.families.known_families import COMPONENTS
+from sdort.options.number_ranges import OPSET
 from sdort.pipelines.signing_options import SigningOptions
 
 if TYPE_CHECKING:

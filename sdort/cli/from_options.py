@@ -1,4 +1,4 @@
-"""Options of the command line, made of the dataclasses that declare them (:mod:`sdort.errors.declared_options`)."""
+"""Options of the command line, made of the dataclasses that declare them (:mod:`sdort.options.declared_options`)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 
 from sdort.cli.number_types import NumberList, Real, Size, SizeList, Whole
 from sdort.cli.options import complete_files, complete_fusions, complete_schedulers
-from sdort.errors.declared_options import Option, declared, lone_option, sections_of
+from sdort.options.declared_options import Option, declared, lone_option, sections_of
 
 Command = Callable[..., Any]
 Given = TypeVar("Given")

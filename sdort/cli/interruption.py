@@ -4,7 +4,7 @@ While a command runs, the first signal raises KeyboardInterrupt in the main thre
 ``finally`` cleans up; before and after, it ends the process. Python runs signal handlers between its own instructions
 only, and ONNX Runtime computes for minutes: a thread hears of every signal at once, ends ONNX Runtime's runs, wakes the
 main thread until it has raised, and ends the process where people insist. What a process that ends so leaves behind
-(hidden folders) the next command for the same output removes (:mod:`sdort.staging`).
+(hidden folders) the next command for the same output removes (:mod:`sdort.files.staging`).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _AGAIN = 0.01
 """Seconds after which the main thread is woken again while the interrupt is due: it had to wait for something whole, a
 destructor could not pass it on, or it came just before a system call, which Python then does not break off."""
 
-_WHOLE = ("<frozen importlib", str(Path(__file__).parents[1] / "staging.py"))
+_WHOLE = ("<frozen importlib", str(Path(__file__).parents[1] / "files" / "staging.py"))
 """Files whose functions are not broken off: C++ of a module that is imported ends the process if Python raises in it,
 and a folder is made, put in its place or removed at once. The blocks between are none of these functions."""
 

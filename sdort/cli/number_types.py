@@ -1,4 +1,4 @@
-"""Types of options that are numbers: their ranges are those of :mod:`sdort.errors.number_ranges`."""
+"""Types of options that are numbers: their ranges are those of :mod:`sdort.options.number_ranges`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import click
 from click.shell_completion import CompletionItem
 
 from sdort.errors import SdortError
-from sdort.errors.number_ranges import BATCH_SIZE, Range, parse_size, size_words
 from sdort.errors.plain_text import cut
+from sdort.options.number_ranges import BATCH_SIZE, Range, parse_size, size_words
 
 
 class Whole(click.IntRange):

@@ -9,13 +9,13 @@ import click
 
 from sdort.cli.number_types import NumberList, Whole
 from sdort.cli.options import sizes_option
-from sdort.errors.number_ranges import DEVICE_ID
+from sdort.options.number_ranges import DEVICE_ID
 from sdort.providers import AUTO, CPU, PROVIDERS
 
 if TYPE_CHECKING:
-    from sdort.ops.build import Build
-    from sdort.ops.library import Description
-    from sdort.ops.table import Entry
+    from sdort.operator_library.build import Build
+    from sdort.operator_library.library import Description
+    from sdort.operator_library.tuning_table import Entry
     from sdort.tables import Table
 
 _WITH_KERNELS = [
@@ -70,7 +70,7 @@ def build(
     are downloaded by apt-get (10 MB), which is told before.
     """
     from sdort.console import emit_json, say
-    from sdort.ops.command import build_ops
+    from sdort.operator_library.command import build_ops
 
     done = build_ops(
         architectures=architectures, hip=hip, cuda=cuda, compiler=compiler, ort_include=ort_include, force=force
@@ -96,7 +96,7 @@ def _account(made: Build) -> str:
 def list_(as_json: bool) -> None:
     """Show the operators and architectures of the library in the cache."""
     from sdort.console import conclude, emit_json, say, show
-    from sdort.ops.command import list_ops
+    from sdort.operator_library.command import list_ops
     from sdort.tables import size_text
 
     library = list_ops()
@@ -150,7 +150,7 @@ def tune(
     stopped. Later runs use the table automatically.
     """
     from sdort.console import conclude, emit_json, show
-    from sdort.ops.command import tuned_ops
+    from sdort.operator_library.command import tuned_ops
     from sdort.tables import counted
     from sdort.warmup.tune_ops import tune_ops
 

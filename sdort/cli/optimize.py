@@ -14,9 +14,9 @@ from sdort.cli.from_options import given, needs, options_of, sections
 from sdort.cli.number_types import shortened
 from sdort.cli.optimize_report import ALL, explained, show_report
 from sdort.cli.sections import SectionedCommand
-from sdort.errors.declared_options import declared
-from sdort.errors.number_ranges import EXPECT
 from sdort.optimizer.optimize_options import MEASURED, PLAIN, OptimizationOptions, PlannedOptions
+from sdort.options.declared_options import declared
+from sdort.options.number_ranges import EXPECT
 
 if TYPE_CHECKING:
     from sdort.optimizer.report import OptimizeReport
@@ -156,10 +156,10 @@ def _next(report: OptimizeReport) -> str:
 
     A pipeline for another machine is compared with its original, which works on any.
     """
+    from sdort.checkpoints.configs import INDEX
     from sdort.engines.default_prompts import short_prompt
     from sdort.families.known_families import family_of
     from sdort.optimizer.provider_choice import runs_here
-    from sdort.pipelines.configs import INDEX
 
     out = Path(report.out)
     family = family_of(report.components)

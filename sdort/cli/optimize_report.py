@@ -40,7 +40,7 @@ def explained(names: Collection[str], quiet: bool) -> Iterator[None]:
 def show_report(report: OptimizeReport, explain: Collection[str], next_command: str) -> None:
     """Print what was made of each component, what was left, and the verdict."""
     from sdort.console import conclude, show
-    from sdort.ops.library import VENDORS
+    from sdort.operator_library.library import VENDORS
     from sdort.optimizer.summary import left_places
 
     show(_summary(report))

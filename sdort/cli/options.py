@@ -9,7 +9,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from sdort.cli.number_types import SizeList
-from sdort.pipelines.scheduler_names import CLASSES, SAMPLERS, leveled_names
+from sdort.samplers.scheduler_names import CLASSES, SAMPLERS, leveled_names
 
 if TYPE_CHECKING:
     from sdort.inspection.profile import Placement

@@ -12,7 +12,7 @@ from sdort.cli.from_options import options_of, sections
 from sdort.cli.options import placement_option, show_placement
 from sdort.cli.sections import SectionedCommand
 from sdort.errors import SdortError
-from sdort.generation.typed_options import GENERATION
+from sdort.generation.requests.typed_options import GENERATION
 from sdort.providers.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
     from sdort.first_use.command import RunPlan
     from sdort.first_use.making_plan import MakingPlan
+    from sdort.generation.requests.typed_options import RunOptions
     from sdort.generation.result import Generation
-    from sdort.generation.typed_options import RunOptions
 
 _OWN = sections(
     *GENERATION,
@@ -114,8 +114,8 @@ def _show_end(result: Generation, counted: Mapping[str, float], before: float | 
         before: seconds of the process until these were counted; None where the kernel does not tell.
     """
     from sdort.console import VERBOSE, conclude, is_quiet, show, verbosity
-    from sdort.generation.last_lines import summarize
     from sdort.generation.run_phases import phase_table, run_seconds
+    from sdort.generation.run_summary import summarize
     from sdort.machine.system import process_age
 
     age = process_age()

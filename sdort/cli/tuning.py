@@ -10,7 +10,7 @@ import click
 
 from sdort.cli.from_options import options_of
 from sdort.cli.number_types import Duration, Whole
-from sdort.errors.number_ranges import DEVICE_ID, OLDER_THAN
+from sdort.options.number_ranges import DEVICE_ID, OLDER_THAN
 from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:

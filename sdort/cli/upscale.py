@@ -10,7 +10,7 @@ import click
 from sdort.cli.from_options import options_of
 from sdort.cli.number_types import Real, Whole
 from sdort.cli.sections import SectionedCommand
-from sdort.errors.number_ranges import QUALITY, UPSCALE_SCALE, UPSCALE_TILE
+from sdort.options.number_ranges import QUALITY, UPSCALE_SCALE, UPSCALE_TILE
 from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ def command(
 
 def _last_lines(result: Upscaled) -> str:
     """A line for each image, and one for the upscaler."""
-    from sdort.generation.step_progress import three_digits
+    from sdort.generation.denoising.step_progress import three_digits
     from sdort.tables import size_text
 
     lines = [

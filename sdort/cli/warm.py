@@ -14,8 +14,8 @@ from sdort.cli.from_options import options_of, sections
 from sdort.cli.number_types import Duration, NumberList
 from sdort.cli.options import sizes_option
 from sdort.cli.sections import SectionedCommand
-from sdort.errors.number_ranges import BUDGET, size_words
-from sdort.generation.typed_options import DrawnOptions
+from sdort.generation.requests.typed_options import DrawnOptions
+from sdort.options.number_ranges import BUDGET, size_words
 from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
@@ -141,7 +141,7 @@ def _run_command(pipeline: Path, options: Mapping[str, Any]) -> str:
     from dataclasses import fields
 
     from sdort.engines.default_prompts import short_prompt
-    from sdort.errors.declared_options import command_words
+    from sdort.options.declared_options import command_words
     from sdort.providers.runtime_options import RuntimeOptions
 
     runtime = {field.name: options[field.name] for field in fields(RuntimeOptions) if field.name in options}

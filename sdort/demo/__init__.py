@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+from sdort.adapters.adapter_choice import AdapterChoice
 from sdort.demo.shapes import SHAPES
 from sdort.errors import OutputError
 from sdort.machine.optional_packages import COMPARING, need_packages
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 
 DEMO_FOLDER = Path(__file__).parent / "model"
 CONTROL_FOLDER = Path(__file__).parent / "control"

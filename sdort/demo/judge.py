@@ -11,7 +11,7 @@ import numpy as np
 
 from sdort.demo.prompt_language import ExpectedScene
 from sdort.demo.scenes import BACKGROUNDS, COLUMNS, IMAGE_SIDE, RGB, ROWS, SHAPES, coverage
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 Colour = tuple[int, int, int]
 

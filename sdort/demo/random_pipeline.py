@@ -14,11 +14,11 @@ import torch
 import transformers
 from safetensors.numpy import save_file
 
+from sdort.checkpoints.clip_merges import CLIP_TOKENS
+from sdort.checkpoints.clip_tokenizer import vocabulary_size
+from sdort.checkpoints.pipeline_files import write_pipeline_files
 from sdort.console import quiet_libraries
 from sdort.demo.shapes import SHAPES, Shape
-from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
-from sdort.pipelines.checkpoints.pipeline_files import write_pipeline_files
-from sdort.pipelines.clip_tokenizer import vocabulary_size
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 IMAGE_SIDE = 64
 SHAPES = ("circle", "square", "triangle", "diamond", "cross", "ring", "star")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
+from sdort.checkpoints.clip_tokenizer import write_clip_tokenizer
 
 # Pairs in the order in which byte-pair encoding joins them; </w> ends a word.
 MERGES = (

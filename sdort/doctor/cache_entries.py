@@ -14,12 +14,12 @@ from datetime import datetime
 from pathlib import Path
 
 from sdort.errors import BadModelError, OutputError
-from sdort.machine.cache_folder import checked_folder, models_folder, schedules_folder, traces_folder
-from sdort.machine.verified_cache import is_entry
+from sdort.files.cache_folder import checked_folder, models_folder, schedules_folder, traces_folder
+from sdort.files.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
+from sdort.files.verified_cache import is_entry
 from sdort.machine.version import __version__
-from sdort.ops.library import RECORD, libraries_folder, tuning_table
-from sdort.pipelines.kept_models import KEPT, read_kept
-from sdort.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
+from sdort.operator_library.library import RECORD, libraries_folder, tuning_table
+from sdort.pipelines.model_cache import KEPT, read_kept
 from sdort.tuning.bundle import BundleError
 from sdort.tuning.store import Store, age
 
@@ -102,7 +102,7 @@ def _verified(kind: str, folder: Path, names: str) -> Iterator[CacheEntry]:
 def models() -> Iterator[CacheEntry]:
     """Checkpoints that were optimized on first use, a folder each, and what killed commands left of them.
 
-    The process that uses one holds it (:func:`sdort.staging.held`).
+    The process that uses one holds it (:func:`sdort.files.staging.held`).
     """
     for path in _children(models_folder()):
         if KEPT.fullmatch(path.name) and os.path.isdir(path):

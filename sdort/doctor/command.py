@@ -7,10 +7,10 @@ import os
 from sdort.doctor.diagnosis import Diagnosis, diagnosis_of
 from sdort.doctor.software import installed_software
 from sdort.errors import SdortError
-from sdort.errors.number_ranges import DEVICE_ID
-from sdort.errors.option_types import typed
 from sdort.machine.system import System
-from sdort.ops.library import Description, built_library, describe_library
+from sdort.operator_library.library import Description, built_library, describe_library
+from sdort.options.number_ranges import DEVICE_ID
+from sdort.options.option_types import typed
 
 
 @typed

@@ -13,7 +13,7 @@ from sdort.doctor.storage import cache_findings, memory_finding, operator_findin
 from sdort.errors import SdortError
 from sdort.machine.gpus import Gpu, amd_gpus, nvidia_gpus
 from sdort.machine.system import System
-from sdort.ops.library import Description
+from sdort.operator_library.library import Description
 from sdort.providers import PROVIDERS
 
 

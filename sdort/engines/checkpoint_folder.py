@@ -10,6 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.adapters.embedding_file import EmbeddingChoice
+from sdort.adapters.module_index import ADAPTED
+from sdort.checkpoints.configs import INDEX, MANIFEST, write_json
+from sdort.checkpoints.safetensors import write_tensors
 from sdort.console import progress, say
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter.adaptation import Adaptation, adapt
@@ -21,16 +26,11 @@ from sdort.exporter.source import Source, component_config, entry_of
 from sdort.exporter.trace_cache import TraceCache
 from sdort.families.data import sdxl
 from sdort.families.unet import UNET
-from sdort.machine.disk import PlannedWrite, plan_writes
-from sdort.machine.file_digest import file_digest
+from sdort.files.disk import PlannedWrite, plan_writes
+from sdort.files.file_digest import file_digest
+from sdort.files.staging import temporary_folder
+from sdort.graph.weights import Weight
 from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
-from sdort.model.weights import Weight
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.adapters.embedding_file import EmbeddingChoice
-from sdort.pipelines.adapters.module_index import ADAPTED
-from sdort.pipelines.configs import INDEX, MANIFEST, write_json
-from sdort.pipelines.safetensors import write_tensors
-from sdort.staging import temporary_folder
 from sdort.tables import size_text
 
 _WEIGHTS = {"diffusers": "diffusion_pytorch_model.safetensors", "transformers": "model.safetensors"}

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sdort.checkpoints.configs import read_manifest
 from sdort.demo import DEMO_NAMES
-from sdort.pipelines.configs import read_manifest
 
 PROMPTS = ("a photo of an astronaut riding a horse on mars", "a small red circle left of a blue square on white")
 """A photograph's texture, and edges and flat areas, where errors show."""

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
-from sdort.generation.images import Generated
-from sdort.generation.request import Request
-from sdort.model.signature import Array
+from sdort.generation.pictures.images import Generated
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import Array
 from sdort.providers.provider import Provider
 from sdort.workload.cases import Case
 

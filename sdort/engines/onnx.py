@@ -9,12 +9,12 @@ from pathlib import Path
 
 from sdort.engines.engine import ImageStages, Runner, case_request
 from sdort.errors import UsageError
-from sdort.generation.images import Generated
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.memory_need import refuse_case, refuse_generation
-from sdort.generation.request import Request
-from sdort.generation.stages import plan_stages
-from sdort.model.signature import Array, static_size
+from sdort.generation.pictures.images import Generated
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.stages import plan_stages
+from sdort.graph.signature import Array, static_size
 from sdort.onnx_io.precision_mark import made_for_bf16
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, image_channels, open_folder
@@ -83,8 +83,8 @@ class OnnxEngine:
 
     def import_libraries(self, components: Sequence[str]) -> None:
         if WHOLE_PIPELINE in components:
-            from sdort.generation.prompts import load_tokenizer
-            from sdort.generation.schedulers import load_sampler
+            from sdort.generation.requests.tokenizers import load_tokenizer
+            from sdort.generation.schedules.schedulers import load_sampler
 
             for encoder in self.folder.family.encoders:
                 load_tokenizer(self.path / encoder.tokenizer)

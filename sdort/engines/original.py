@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.configs import INDEX, MANIFEST, read_manifest
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.engines.checkpoint_folder import checkpoint_folder
 from sdort.engines.engine import Engine
@@ -17,14 +18,13 @@ from sdort.errors import UsageError
 from sdort.exporter.checkpoint import needs_variants
 from sdort.exporter.replacements import MADE_WITH
 from sdort.exporter.vae_parts import holds_vae
+from sdort.files.staging import temporary_folder
 from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
-from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
+from sdort.pipelines.explain_path import holds_models
 from sdort.pipelines.origin import ORIGIN, has_mark
-from sdort.pipelines.wrong_input import holds_models
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.staging import temporary_folder
 
 _SINGLE_FILES = (".safetensors", ".ckpt", ".pt", ".pth", ".bin")
 

@@ -10,6 +10,10 @@ from typing import Any
 
 import numpy as np
 
+from sdort.checkpoints.clip_vision import vision_settings
+from sdort.checkpoints.config_schemas import PIPELINE_INDEX, component_schema
+from sdort.checkpoints.configs import INDEX, check_processor, read_config
+from sdort.checkpoints.tokenizer_files import TABLES
 from sdort.engines.engine import Runner, case_request
 from sdort.engines.torch_runners import ComponentRunner, PipelineRunner
 from sdort.errors import BadModelError, ProviderError, SdortError, UsageError
@@ -18,21 +22,17 @@ from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults
 from sdort.exporter.pipeline_parts import exported_class
 from sdort.exporter.signatures import LIBRARIES
 from sdort.exporter.source import PROCESSORS
+from sdort.families.component_names import CLIP_PIXELS, DECODER, ENCODER, SAFETY_CHECKER
 from sdort.families.family import Family, GraphOptions
 from sdort.families.graph_tensor import GraphTensor
 from sdort.families.known_families import DENOISERS, TEXT_ENCODERS, family_of
-from sdort.generation.schedulers import load_scheduler
-from sdort.machine.model_folder import check_model_folder
+from sdort.families.vae_levels import vae_factor
+from sdort.files.model_folder import check_model_folder
+from sdort.generation.schedules.schedulers import load_scheduler
+from sdort.graph.signature import Array, TensorSpec
 from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
-from sdort.model.component_names import CLIP_PIXELS, DECODER, ENCODER, SAFETY_CHECKER
-from sdort.model.signature import Array, TensorSpec
-from sdort.model.vae_levels import vae_factor
-from sdort.pipelines.checkpoints.clip_vision import vision_settings
-from sdort.pipelines.config_schemas import PIPELINE_INDEX, component_schema
-from sdort.pipelines.configs import INDEX, check_processor, read_config
+from sdort.pipelines.explain_path import no_diffusers_pipeline, not_there
 from sdort.pipelines.folder import pixels_of
-from sdort.pipelines.tokenizer_files import TABLES
-from sdort.pipelines.wrong_input import no_diffusers_pipeline, not_there
 from sdort.providers.provider import Provider
 from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
 

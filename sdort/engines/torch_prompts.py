@@ -10,12 +10,12 @@ import numpy as np
 
 from sdort.families.family import Encoder, Family
 from sdort.families.known_families import family_of
-from sdort.generation.prompt_chunks import divide
-from sdort.generation.prompt_copies import negative_is_zero
-from sdort.generation.prompt_syntax import read_prompt
-from sdort.generation.request import Request
-from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
-from sdort.model.signature import TensorSpec
+from sdort.generation.prompts.prompt_chunks import divide
+from sdort.generation.prompts.prompt_syntax import read_prompt
+from sdort.generation.prompts.text_conditioning import PromptReader, Texts, encode_prompts, same_length
+from sdort.generation.requests.prompt_copies import negative_is_zero
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import TensorSpec
 from sdort.pipelines.conditioning import Conditioning, condition, encoder_outputs
 
 
@@ -59,7 +59,7 @@ _ARGUMENTS = {"encoder_hidden_states": "prompt_embeds", "text_embeds": "pooled_p
 
 
 class TransformersTokenizer:
-    """A :class:`sdort.generation.prompt_chunks.Tokenizer` of transformers' own."""
+    """A :class:`sdort.generation.prompts.prompt_chunks.Tokenizer` of transformers' own."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer

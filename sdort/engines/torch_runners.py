@@ -9,14 +9,14 @@ import numpy as np
 
 from sdort.engines.torch_prompts import prompt_arguments
 from sdort.exporter.signatures import CONCEPTS
+from sdort.families.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.families.family import Denoiser
 from sdort.families.known_families import DENOISERS
 from sdort.families.module_arguments import module_arguments
 from sdort.families.unet import UNET
-from sdort.generation.images import Generated, to_image
-from sdort.generation.request import Request
-from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
-from sdort.model.signature import Array, TensorSpec
+from sdort.generation.pictures.images import Generated, to_image
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import Array, TensorSpec
 
 RunGuard = Callable[[Callable[[], Any]], Any]
 """Runs a call, waits for the device, and turns torch's errors into ours."""

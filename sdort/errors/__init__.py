@@ -139,6 +139,6 @@ class RegressionError(SdortError):
 
 
 class CancelledError(SdortError):
-    """A caller ended its call: :attr:`sdort.generation.typed_options.GenerationOptions.cancel`."""
+    """A caller ended its call: :attr:`sdort.generation.requests.typed_options.GenerationOptions.cancel`."""
 
     exit_code = 130

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.adapters.embedding_file import EmbeddingChoice
 from sdort.exporter.baked_adapters import AppliedAdapter, Tensors, apply_adapters
 from sdort.exporter.new_words import NewWords, read_new_words
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.adapters.embedding_file import EmbeddingChoice
 
 
 @dataclass(frozen=True)

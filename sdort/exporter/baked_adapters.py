@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from sdort.adapters.adapted_weight import adapted
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.adapters.adapter_file import Adapter, Unmatched, read_adapter
+from sdort.adapters.messages import remark
+from sdort.adapters.module_index import ADAPTED
 from sdort.console import say
 from sdort.errors import UsageError
-from sdort.machine.file_digest import file_digest
-from sdort.model.weights import Weight
-from sdort.pipelines.adapters.adapted_weight import adapted
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.adapters.adapter_file import Adapter, Unmatched, read_adapter
-from sdort.pipelines.adapters.module_index import ADAPTED
-from sdort.pipelines.adapters.remarks import remark
+from sdort.files.file_digest import file_digest
+from sdort.graph.weights import Weight
 
 Tensors = Mapping[str, Mapping[str, Weight]]
 """Folder of a checkpoint -> its tensors."""

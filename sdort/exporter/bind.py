@@ -10,7 +10,7 @@ import numpy as np
 
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import some
-from sdort.model.weights import Cast, Weight
+from sdort.graph.weights import Cast, Weight
 from sdort.tables import counted
 
 _FLOATS = {np.dtype(np.float64), np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)}

@@ -13,16 +13,16 @@ import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from sdort.checkpoints.config_schemas import SHARD_INDEX
+from sdort.checkpoints.configs import TABLE_BYTES, read_component_config, read_config
+from sdort.checkpoints.safetensors import read_tensors
 from sdort.console import say
 from sdort.errors import BadModelError
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
+from sdort.families.component_names import SAFETY_CHECKER
 from sdort.families.known_families import TEXT_ENCODERS
+from sdort.graph.weights import Weight
 from sdort.machine.optional_packages import COMPARING, need_packages
-from sdort.model.component_names import SAFETY_CHECKER
-from sdort.model.weights import Weight
-from sdort.pipelines.config_schemas import SHARD_INDEX
-from sdort.pipelines.configs import TABLE_BYTES, read_component_config, read_config
-from sdort.pipelines.safetensors import read_tensors
 
 _DIFFUSERS, _TRANSFORMERS = "diffusion_pytorch_model", "model"
 _OF_TRANSFORMERS = (*TEXT_ENCODERS, SAFETY_CHECKER)

@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import onnx
 
+from sdort.checkpoints.configs import write_json
 from sdort.console import detail, progress, say
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
-from sdort.errors.option_types import typed
 from sdort.exporter.adaptation import Adaptation, adapt
 from sdort.exporter.bind import bind
 from sdort.exporter.export_options import ExportOptions, ExportRequest, StaticSize, check_options
@@ -39,20 +39,20 @@ from sdort.exporter.source import (
 )
 from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.component_names import CONTROLNET, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.known_families import DENOISERS
-from sdort.machine.disk import WritePlan
+from sdort.families.vae_levels import vae_factor
+from sdort.files.disk import WritePlan
+from sdort.files.staging import check_output, real, staged_directory
+from sdort.graph.weights import Reshaped, Unwritten, Weight
 from sdort.machine.optional_packages import TRACING, need_packages
-from sdort.model.component_names import CONTROLNET, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
-from sdort.model.vae_levels import vae_factor
-from sdort.model.weights import Reshaped, Unwritten, Weight
 from sdort.onnx_io.constant_weights import refuse_constant
 from sdort.onnx_io.save import data_file, write
 from sdort.onnx_io.serialize import Serialized
-from sdort.pipelines.configs import write_json
+from sdort.options.option_types import typed
+from sdort.pipelines.explain_path import in_home
 from sdort.pipelines.folder_signature import Signer, make_signer
-from sdort.pipelines.own_files import why_foreign
-from sdort.pipelines.wrong_input import in_home
-from sdort.staging import check_output, real, staged_directory
+from sdort.pipelines.manifest import why_foreign
 from sdort.tables import size_text
 
 if TYPE_CHECKING:
@@ -117,7 +117,7 @@ def plan_export(
 
     Returns:
         Sizes of each component, free disk space, and an estimate of the peak memory.
-        See :meth:`sdort.machine.disk.WritePlan.raise_if_short`.
+        See :meth:`sdort.files.disk.WritePlan.raise_if_short`.
 
     Raises:
         SdortError: as :func:`export`; or the hub id is not on this disk.

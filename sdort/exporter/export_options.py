@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict, get_type_hints
 
+from sdort.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
+from sdort.adapters.embedding_file import EmbeddingChoice, parse_embedding_choice
 from sdort.demo import demo_adapter
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE, parse_size
-from sdort.errors.option_types import check_types
 from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles
 from sdort.exporter.replacements import MadeWith, Replacements
-from sdort.machine.cache_folder import traces_folder
-from sdort.model.component_names import SAFETY_CHECKER
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
-from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, parse_embedding_choice
+from sdort.families.component_names import SAFETY_CHECKER
+from sdort.files.cache_folder import traces_folder
+from sdort.options.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE, parse_size
+from sdort.options.option_types import check_types
 
 DEFAULT_OPSET = 23
 """The first opset with Attention, GroupNormalization (21) and Gelu (20)."""

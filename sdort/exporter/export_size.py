@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sdort.exporter.signatures import FOLDERS, ComponentSpec
 from sdort.exporter.trace_cache import TraceCache
-from sdort.machine.disk import PlannedWrite, WritePlan, plan_writes
-from sdort.model.component_names import DECODER, ENCODER
-from sdort.model.weights import Weight
+from sdort.families.component_names import DECODER, ENCODER
+from sdort.files.disk import PlannedWrite, WritePlan, plan_writes
+from sdort.graph.weights import Weight
 
 GRAPH = 1_000_000
 """Upper bound in bytes of a graph without its weights, and of a trace: SD 1.5's UNet has 0.3 and 0.44 MB."""

@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdort.adapters.ip_adapter_file import IpAdapter, attention_tensors, read_ip_adapter
+from sdort.checkpoints.clip_vision import EMBEDDINGS, HIDDEN_STATES, ImageEncoder, read_image_encoder
+from sdort.checkpoints.pipeline_files import write_config
+from sdort.checkpoints.weight_names import FAMILY_OF_WIDTH, REFINER
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.source import AppliedIpAdapter, Source, entry_of
+from sdort.families.component_names import IMAGE_ENCODER, PLUS
 from sdort.families.unet import UNET
-from sdort.machine.file_digest import file_digest
-from sdort.model.component_names import IMAGE_ENCODER, PLUS
-from sdort.model.weights import Weight
-from sdort.pipelines.adapters.ip_adapter_file import IpAdapter, attention_tensors, read_ip_adapter
-from sdort.pipelines.checkpoints.clip_vision import EMBEDDINGS, HIDDEN_STATES, ImageEncoder, read_image_encoder
-from sdort.pipelines.checkpoints.pipeline_files import write_config
-from sdort.pipelines.weight_names import FAMILY_OF_WIDTH, REFINER
+from sdort.files.file_digest import file_digest
+from sdort.graph.weights import Weight
 
 _PUBLISHED = "https://huggingface.co/h94/IP-Adapter"
 

@@ -8,6 +8,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.configs import INDEX, write_json
+from sdort.checkpoints.tokenizer_files import MAX_TEXT_FILE
 from sdort.console import document
 from sdort.exporter.baked_adapters import AppliedAdapter
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
@@ -15,14 +17,12 @@ from sdort.exporter.new_words import AddedWord
 from sdort.exporter.replacements import MADE_WITH, MadeWith
 from sdort.exporter.signatures import FOLDERS, ComponentSpec
 from sdort.exporter.source import AppliedIpAdapter, Source, copied_processors, processor_files
+from sdort.families.component_names import SAFETY_CHECKER
 from sdort.families.graph_tensor import GraphTensor
-from sdort.machine.input_file import read_input
+from sdort.files.input_file import read_input
 from sdort.machine.version import __version__
-from sdort.model.component_names import SAFETY_CHECKER
-from sdort.pipelines.configs import INDEX, write_json
+from sdort.pipelines.manifest import write_own_files
 from sdort.pipelines.origin import ORIGIN, origin_mark
-from sdort.pipelines.own_files import write_own_files
-from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE
 
 
 @dataclass

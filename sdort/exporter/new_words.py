@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from sdort.adapters.embedding_file import Embedding, EmbeddingChoice, read_embedding
+from sdort.checkpoints.added_tokens import add_tokens, read_tokens
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.baked_adapters import Tensors
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import StaticShape
 from sdort.families.known_families import FAMILIES
-from sdort.machine.file_digest import file_digest
-from sdort.model.signature import Array
-from sdort.model.weights import Cast, Concatenated, Inline, Weight
-from sdort.pipelines.adapters.embedding_file import Embedding, EmbeddingChoice, read_embedding
-from sdort.pipelines.added_tokens import add_tokens, read_tokens
+from sdort.files.file_digest import file_digest
+from sdort.graph.signature import Array
+from sdort.graph.weights import Cast, Concatenated, Inline, Weight
 
 _TOKENIZERS = {each.component: each.tokenizer for family in FAMILIES.values() for each in family.encoders}
 _TABLE = "embeddings.token_embedding.weight"

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from sdort.checkpoints.file_kind import recognise_file
+from sdort.checkpoints.weight_names import Kind
 from sdort.console import progress
 from sdort.demo import DEMO_NAMES, write_demo
 from sdort.errors import BadModelError, SdortError, UsageError
@@ -17,12 +19,10 @@ from sdort.exporter.replacements import Replacements, replace_parts
 from sdort.exporter.single_source import control_source, single_file_source, vae_source
 from sdort.exporter.source import Source, read_source
 from sdort.exporter.vae_parts import holds_vae
+from sdort.files.staging import temporary_folder
 from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.machine.subprocesses import WorkerError, run_worker
-from sdort.pipelines.file_kind import recognise_file
-from sdort.pipelines.weight_names import Kind
-from sdort.pipelines.wrong_input import HUB_ID, in_home, no_diffusers_pipeline, not_there
-from sdort.staging import temporary_folder
+from sdort.pipelines.explain_path import HUB_ID, in_home, no_diffusers_pipeline, not_there
 
 
 @contextmanager

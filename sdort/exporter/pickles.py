@@ -9,15 +9,15 @@ import ml_dtypes
 import numpy as np
 import torch
 
+from sdort.checkpoints.configs import CONFIG_BYTES
+from sdort.checkpoints.safetensors import write_tensors
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.machine.disk import PlannedWrite, plan_writes
-from sdort.machine.input_file import open_input, read_input
-from sdort.model.signature import Array
-from sdort.model.weights import Weight
-from sdort.pipelines.configs import CONFIG_BYTES
-from sdort.pipelines.safetensors import write_tensors
+from sdort.files.disk import PlannedWrite, plan_writes
+from sdort.files.input_file import open_input, read_input
+from sdort.graph.signature import Array
+from sdort.graph.weights import Weight
 
 
 class _TorchWeight(Weight):

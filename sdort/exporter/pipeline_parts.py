@@ -9,14 +9,14 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from sdort.checkpoints.file_kind import EXPORTED
+from sdort.checkpoints.weight_names import unet_variant
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES
+from sdort.families.component_names import IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.family import Denoiser
 from sdort.families.known_families import DENOISER_CLASSES, TEXT_ENCODERS
 from sdort.families.unet import EDITING, INPAINTING
-from sdort.model.component_names import IMAGE_ENCODER, SAFETY_CHECKER
-from sdort.pipelines.file_kind import EXPORTED
-from sdort.pipelines.weight_names import unet_variant
 
 VISION = "CLIPVisionModelWithProjection"
 

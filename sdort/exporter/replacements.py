@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.config_schemas import component_schema
+from sdort.checkpoints.configs import optional_config, write_json
 from sdort.console import warn
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.checkpoint import ANY_VARIANT
 from sdort.exporter.source import Source, entry_of
 from sdort.exporter.vae_parts import VaePart, read_vae
-from sdort.model.component_names import DECODER
-from sdort.pipelines.config_schemas import component_schema
-from sdort.pipelines.configs import optional_config, write_json
+from sdort.families.component_names import DECODER
 from sdort.pipelines.folder import read_scheduler_config
 from sdort.pipelines.origin import ORIGIN, has_mark, origin_mark
-from sdort.pipelines.scheduler_names import check_noise_process, find_scheduler
+from sdort.samplers.scheduler_names import check_noise_process, find_scheduler
 
 MADE_WITH = "made_with"
 """The manifest's field with the options by which the checkpoint was read."""
@@ -38,7 +38,7 @@ class Replacements:
     scheduler: str | None = None
     """A scheduler's short name or class."""
     prediction_type: str | None = None
-    """One of :data:`sdort.pipelines.checkpoints.prediction.PREDICTIONS`."""
+    """One of :data:`sdort.checkpoints.prediction.PREDICTIONS`."""
     ema: bool = False
     """Read a single file's averaged weights."""
 

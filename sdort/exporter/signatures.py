@@ -13,12 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from sdort.errors import BadModelError
-from sdort.errors.number_ranges import CLIP_SKIP as CLIP_SKIPS
-from sdort.families.family import GraphOptions
-from sdort.families.graph_tensor import GraphDim, GraphSignature, GraphTensor, size_of
-from sdort.families.known_families import DENOISERS, FAMILIES, TEXT_ENCODERS, find_denoiser
-from sdort.families.unet_signature import denoiser_inputs, residuals
-from sdort.model.component_names import (
+from sdort.families.component_names import (
     CLIP_PIXELS,
     CLIP_SKIP,
     CONCEPT_SCORES,
@@ -33,7 +28,12 @@ from sdort.model.component_names import (
     SPECIAL_CARE_SCORES,
     T2I_ADAPTER,
 )
-from sdort.model.vae_levels import vae_factor
+from sdort.families.family import GraphOptions
+from sdort.families.graph_tensor import GraphDim, GraphSignature, GraphTensor, size_of
+from sdort.families.known_families import DENOISERS, FAMILIES, TEXT_ENCODERS, find_denoiser
+from sdort.families.unet_signature import denoiser_inputs, residuals
+from sdort.families.vae_levels import vae_factor
+from sdort.options.number_ranges import CLIP_SKIP as CLIP_SKIPS
 from sdort.rewrite.size_names import size_at
 
 FOLDERS = {

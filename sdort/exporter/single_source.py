@@ -5,6 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.clip_merges import CLIP_TOKENS
+from sdort.checkpoints.configs import INDEX, read_config
+from sdort.checkpoints.control_file import read_control_file
+from sdort.checkpoints.pipeline_files import write_config, write_pipeline_files
+from sdort.checkpoints.single_file import SingleFile, read_single_file
 from sdort.console import say, warn
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import some
@@ -12,13 +17,8 @@ from sdort.exporter.checkpoint import has_weights
 from sdort.exporter.replacements import Replacements
 from sdort.exporter.source import LONE, Source, entry_of, read_source
 from sdort.exporter.vae_parts import read_vae
+from sdort.families.component_names import SAFETY_CHECKER
 from sdort.families.data import sd1
-from sdort.model.component_names import SAFETY_CHECKER
-from sdort.pipelines.checkpoints.clip_merges import CLIP_TOKENS
-from sdort.pipelines.checkpoints.control_file import read_control_file
-from sdort.pipelines.checkpoints.pipeline_files import write_config, write_pipeline_files
-from sdort.pipelines.checkpoints.single_file import SingleFile, read_single_file
-from sdort.pipelines.configs import INDEX, read_config
 from sdort.tables import counted
 
 

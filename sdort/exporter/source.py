@@ -10,6 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.clip_vision import vision_settings
+from sdort.checkpoints.config_schemas import PUBLISHED_INDEX, REQUIRED, component_schema, contradiction
+from sdort.checkpoints.configs import INDEX, check_processor, read_config
+from sdort.checkpoints.file_kind import EXPORTED
+from sdort.checkpoints.tokenizer_files import TABLES, check_tokenizer
 from sdort.console import say, warn
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.checkpoint import read_checkpoint
@@ -17,19 +22,14 @@ from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, nor
 from sdort.exporter.pipeline_parts import check_channels, check_parts, exported_class
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.component_names import CONTROLS, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.family import PENULTIMATE, Denoiser, Family
 from sdort.families.known_families import TOKENIZERS, family_of, family_of_class
-from sdort.machine.model_folder import check_model_folder
-from sdort.model.component_names import CONTROLS, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
-from sdort.model.weights import Weight
-from sdort.pipelines.checkpoints.clip_vision import vision_settings
-from sdort.pipelines.config_schemas import PUBLISHED_INDEX, REQUIRED, component_schema, contradiction
-from sdort.pipelines.configs import INDEX, check_processor, read_config
-from sdort.pipelines.file_kind import EXPORTED
+from sdort.files.model_folder import check_model_folder
+from sdort.graph.weights import Weight
+from sdort.pipelines.explain_path import no_diffusers_pipeline
 from sdort.pipelines.folder import read_scheduler_config
-from sdort.pipelines.scheduler_names import noise_process
-from sdort.pipelines.tokenizer_files import TABLES, check_tokenizer
-from sdort.pipelines.wrong_input import no_diffusers_pipeline
+from sdort.samplers.scheduler_names import noise_process
 
 LONE = {"ControlNetModel": "controlnet", "T2IAdapter": "adapter"}
 """Classes of components that are published in folders of their own -> their names in a pipeline's index."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import onnx
 
-from sdort.model.weights import SMALL_BYTES, Absent, Inline, Weight
+from sdort.graph.weights import SMALL_BYTES, Absent, Inline, Weight
 from sdort.onnx_io.check_nodes import check_attributes
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes
 from sdort.onnx_io.data_file import Blob, place_behind

@@ -13,10 +13,7 @@ from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.signatures import CONCEPTS, LIBRARIES, ComponentSpec
-from sdort.families.known_families import find_denoiser
-from sdort.families.module_arguments import module_arguments
-from sdort.families.unet import UNET
-from sdort.model.component_names import (
+from sdort.families.component_names import (
     CLIP_SKIP,
     CONCEPT_SCORES,
     CONTROLNET,
@@ -31,6 +28,9 @@ from sdort.model.component_names import (
     SPECIAL_CARE_SCORES,
     T2I_ADAPTER,
 )
+from sdort.families.known_families import find_denoiser
+from sdort.families.module_arguments import module_arguments
+from sdort.families.unet import UNET
 
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build_module` returns."""

@@ -22,11 +22,11 @@ from sdort.exporter import torch_modules as architecture
 from sdort.exporter.casts import concrete_casts
 from sdort.exporter.signatures import ComponentSpec, evaluate_dim
 from sdort.exporter.template import Trace
+from sdort.families.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
 from sdort.families.graph_tensor import GraphDim, GraphTensor
 from sdort.families.known_families import DENOISERS
+from sdort.families.vae_levels import vae_factor
 from sdort.machine.version import __version__
-from sdort.model.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
-from sdort.model.vae_levels import vae_factor
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""

@@ -22,9 +22,9 @@ from sdort.console import detail, warn
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
 from sdort.exporter.template import Template, pack, unpack
+from sdort.files.package_sources import PackageSources, package_folder, process_start_ns, read_sources
+from sdort.files.verified_cache import VerifiedCache
 from sdort.machine.optional_packages import TRACING, need_packages
-from sdort.machine.package_sources import PackageSources, package_folder, process_start_ns, read_sources
-from sdort.machine.verified_cache import VerifiedCache
 from sdort.machine.version import __version__
 from sdort.onnx_io.expression_json import UNREADABLE
 from sdort.onnx_io.wire import MAX_GRAPH_BYTES
@@ -35,7 +35,7 @@ FORMAT = 4
 SOURCES: Mapping[str, Mapping[str, Collection[str]]] = {
     "diffusers": {"pipelines": (), "modular_pipelines": ()},
     "transformers": {"models": ("auto", "clip")},
-    "sdort": {"": ("exporter", "families", "model", "onnx_io", "operators", "passes", "rewrite")},
+    "sdort": {"": ("exporter", "families", "graph", "onnx_io", "operators", "passes", "rewrite")},
 }
 """Packages whose sources a trace passes through -> as ``only`` of :func:`read_sources`: not other models' sources."""
 

@@ -7,19 +7,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.config_schemas import component_schema
+from sdort.checkpoints.configs import INDEX, optional_config, read_config
+from sdort.checkpoints.file_kind import recognise_file
+from sdort.checkpoints.pipeline_files import write_config
+from sdort.checkpoints.single_file import read_vae_file
+from sdort.checkpoints.weight_names import Kind
 from sdort.errors import BadModelError
 from sdort.exporter.checkpoint import read_checkpoint, sole_variant
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.signatures import VAES
-from sdort.machine.model_folder import check_model_folder
-from sdort.model.component_names import DECODER
-from sdort.model.weights import Weight
-from sdort.pipelines.checkpoints.pipeline_files import write_config
-from sdort.pipelines.checkpoints.single_file import read_vae_file
-from sdort.pipelines.config_schemas import component_schema
-from sdort.pipelines.configs import INDEX, optional_config, read_config
-from sdort.pipelines.file_kind import recognise_file
-from sdort.pipelines.weight_names import Kind
+from sdort.families.component_names import DECODER
+from sdort.files.model_folder import check_model_folder
+from sdort.graph.weights import Weight
 
 _SCALES = ("scaling_factor", "shift_factor", "latents_mean", "latents_std", "force_upcast", "sample_size")
 """Keys of an ``AutoencoderKL``'s config that its tensors say nothing about."""

@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from sdort.families.component_names import DECODER
 from sdort.families.graph_tensor import GraphSignature
-from sdort.model.component_names import DECODER
 
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]

@@ -7,8 +7,8 @@ from importlib import import_module
 from pkgutil import iter_modules
 
 from sdort.families import data
+from sdort.families.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.family import Denoiser, Family, Roles
-from sdort.model.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 
 _FIRST = "sd1"
 """The family of a folder that nothing tells."""

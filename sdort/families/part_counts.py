@@ -15,8 +15,8 @@ from itertools import pairwise
 from typing import Any
 
 from sdort.errors import BadModelError
+from sdort.families.component_names import DECODER, ENCODER, IMAGE_ENCODER, PLAIN, SAFETY_CHECKER
 from sdort.families.family import Config
-from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, PLAIN, SAFETY_CHECKER
 
 SILU = ("silu", "swish")
 DOWN_BLOCKS = {"DownBlock2D": False, "CrossAttnDownBlock2D": True}

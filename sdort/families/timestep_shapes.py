@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from sdort.families.known_families import roles_of
-from sdort.model.signature import TensorSpec
+from sdort.graph.signature import TensorSpec
 
 
 def timestep_shape(inputs: Mapping[str, TensorSpec], batch: int) -> tuple[int, ...]:

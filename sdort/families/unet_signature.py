@@ -6,9 +6,9 @@ Names are those of optimum's ONNX exports: :mod:`sdort.exporter.signatures`.
 from __future__ import annotations
 
 from sdort.errors import BadModelError
+from sdort.families.component_names import IMAGE_SCALE, IMAGE_TOKENS
 from sdort.families.family import Config, GraphOptions
 from sdort.families.graph_tensor import GraphSignature, GraphTensor, positive, size_of
-from sdort.model.component_names import IMAGE_SCALE, IMAGE_TOKENS
 
 UNET_COMPONENT = "unet"
 POOLED, SIZES, GUIDANCE = "text_embeds", "time_ids", "timestep_cond"

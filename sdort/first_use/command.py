@@ -10,18 +10,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from sdort.console import document
-from sdort.errors.option_types import typed, with_options
 from sdort.first_use.find_pipeline import part_folder, pipeline_folder, plan_folder
 from sdort.first_use.making_plan import MakingPlan
 from sdort.first_use.unmade import Unmade, check_control
 from sdort.generation.command import Pipeline, PlannedRun, load_folder, prepare_run, written_size
 from sdort.generation.job import Job, plan_paths
-from sdort.generation.request import check_task
+from sdort.generation.requests.request import check_task
+from sdort.generation.requests.stages import plan_stages
+from sdort.generation.requests.typed_options import GenerationOptions, RunOptions, runtime_options
 from sdort.generation.result import Generation
-from sdort.generation.stages import plan_stages
-from sdort.generation.typed_options import GenerationOptions, RunOptions, runtime_options
-from sdort.generation.unfinished import plan_unfinished
+from sdort.generation.resumed_prompts import plan_unfinished
 from sdort.machine.phases import phase
+from sdort.options.option_types import typed, with_options
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 from sdort.runtime.probe import choose_provider
 

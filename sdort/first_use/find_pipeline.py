@@ -6,6 +6,9 @@ import os
 import shlex
 from pathlib import Path
 
+from sdort.checkpoints.configs import INDEX
+from sdort.checkpoints.file_kind import recognise_file
+from sdort.checkpoints.weight_names import Kind
 from sdort.console import say
 from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError, nearest_name
@@ -15,10 +18,7 @@ from sdort.first_use.making_plan import Making, MakingPlan
 from sdort.first_use.model_names import names, path_of_name
 from sdort.first_use.models import kept_model, optimized_model, plan_model
 from sdort.first_use.unmade import Check, Unmade, check_whole
-from sdort.pipelines.configs import INDEX
-from sdort.pipelines.file_kind import recognise_file
-from sdort.pipelines.weight_names import Kind
-from sdort.pipelines.wrong_input import holds_models, in_home, not_there, refuse_other
+from sdort.pipelines.explain_path import holds_models, in_home, not_there, refuse_other
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 

@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.configs import INDEX
 from sdort.console import progress
 from sdort.demo import DEMO_NAMES
 from sdort.errors import BadModelError
+from sdort.files.file_digest import file_digest
 from sdort.first_use.unmade import through_export
-from sdort.machine.file_digest import file_digest
 from sdort.onnx_io.component_file import file_identity
-from sdort.pipelines.configs import INDEX
+from sdort.pipelines.explain_path import HUB_ID, in_home, not_there
 from sdort.pipelines.origin import ORIGIN, origin_mark
 from sdort.pipelines.remembered_hashes import RememberedHashes
-from sdort.pipelines.wrong_input import HUB_ID, in_home, not_there
 
 _HALVES = "fp16"
 """The variant in which pipelines are published on the hub in half precision."""

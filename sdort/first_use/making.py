@@ -14,15 +14,15 @@ from sdort.errors import BadModelError, SdortError
 from sdort.exporter.checkpoint import ANY_VARIANT
 from sdort.exporter.command import OpenExport, open_export
 from sdort.families.unet import UNET
+from sdort.files.staging import scratch_folder, staged_directory
+from sdort.first_use.cache_limit import check_room, make_room
 from sdort.first_use.given_checkpoint import Checkpoint
 from sdort.first_use.making_plan import Making, MakingPlan
 from sdort.first_use.making_steps import Steps, estimate, shown
-from sdort.first_use.room import check_room, make_room
 from sdort.first_use.unmade import Check, Unmade, through_export
 from sdort.optimizer.command import optimize_request
 from sdort.optimizer.optimize_request import OptimizeRequest
-from sdort.pipelines.kept_models import MODEL, make_once, write_kept
-from sdort.staging import scratch_folder, staged_directory
+from sdort.pipelines.model_cache import MODEL, make_once, write_kept
 from sdort.tables import size_text
 
 _OF_EXPORT = re.compile(r"--(?:variant [\w-]+|config DIR|vae DIR\|FILE|allow-pickle|no-safety-checker|prediction-type)")

@@ -17,13 +17,13 @@ from pathlib import Path
 from sdort.console import document, warn
 from sdort.demo import DEMO_NAMES
 from sdort.errors import BadModelError, OutputError, UsageError, nearest_name
-from sdort.errors.option_types import typed
 from sdort.errors.plain_text import cut
-from sdort.machine.data_folder import data_folder
-from sdort.machine.input_file import read_input
-from sdort.machine.json_text import parse_json
-from sdort.pipelines.wrong_input import in_home, not_there, refuse_other
-from sdort.staging import locked, write_atomically
+from sdort.files.data_folder import data_folder
+from sdort.files.input_file import read_input
+from sdort.files.json_text import parse_json
+from sdort.files.staging import locked, write_atomically
+from sdort.options.option_types import typed
+from sdort.pipelines.explain_path import in_home, not_there, refuse_other
 
 _FILE = "names.json"
 _NAME = re.compile(r"[^\W_][\w.+-]{0,99}")

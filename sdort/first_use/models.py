@@ -1,7 +1,7 @@
 """Checkpoints that are exported and optimized on first use, and kept in sdort's cache.
 
 A folder of the cache belongs to a checkpoint's content and to everything that its graphs depend on. Both stand in its
-record (:mod:`sdort.pipelines.kept_models`), which is compared whenever it is opened: no checkpoint gets another one's
+record (:mod:`sdort.pipelines.model_cache`), which is compared whenever it is opened: no checkpoint gets another one's
 graphs. The weights are written once, as the result has them: graph and weights go from the checkpoint through fusing
 into the cache, with no exported copy between.
 """
@@ -13,6 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.configs import MANIFEST
 from sdort.errors import BadModelError
 from sdort.first_use.given_checkpoint import Checkpoint, downloaded, find_checkpoint
 from sdort.first_use.making_plan import Making, MakingPlan
@@ -20,9 +21,8 @@ from sdort.first_use.unmade import Check
 from sdort.lowering.own_operators import own_operators
 from sdort.machine.optional_packages import TRACING, need_packages
 from sdort.machine.version import __version__
-from sdort.pipelines.configs import MANIFEST
-from sdort.pipelines.kept_models import MODEL, hold, kept_folder, kept_models, mark_used, read_kept, remake_hint
-from sdort.pipelines.own_files import listed_files
+from sdort.pipelines.manifest import listed_files
+from sdort.pipelines.model_cache import MODEL, hold, kept_folder, kept_models, mark_used, read_kept, remake_hint
 
 
 def optimized_model(checkpoint: str | Path | Checkpoint, making: Making, check: Check | None = None) -> Path:

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 
 from sdort.errors import UsageError
 from sdort.exporter.signatures import ComponentSpec
+from sdort.families.component_names import CONTROLS, DECODER
 from sdort.families.family import Family
 from sdort.families.known_families import DENOISERS, TEXT_ENCODERS, family_of
-from sdort.generation.control_plan import no_control
-from sdort.model.component_names import CONTROLS, DECODER
+from sdort.generation.requests.control_plan import no_control
 
 
 @dataclass(frozen=True)
 class Unmade:
-    """A pipeline with what :func:`sdort.generation.request.check_task` asks of one."""
+    """A pipeline with what :func:`sdort.generation.requests.request.check_task` asks of one."""
 
     given: str
     """The checkpoint, as the user named it."""

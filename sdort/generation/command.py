@@ -15,42 +15,42 @@ import numpy as np
 
 from sdort.console import progress, say, warn
 from sdort.errors import ParityError, UsageError
-from sdort.generation.decode import Plan, planner_of
+from sdort.families.component_names import DECODER
+from sdort.generation.call_queue import Turns, refuse_cancelled
+from sdort.generation.denoising.guard import Guard
+from sdort.generation.denoising.step_progress import StepProgress
+from sdort.generation.files.image_files import check_sides, save_image
 from sdort.generation.grid import check_grid, columns_of, save_grid
-from sdort.generation.guard import Guard
-from sdort.generation.image_files import check_sides, save_image
-from sdort.generation.images import Generated
 from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
+from sdort.generation.latents.decode import Plan, planner_of
 from sdort.generation.low_memory import choose_memory, refuse_low
 from sdort.generation.memory_need import refuse_generation
+from sdort.generation.pictures.images import Generated
+from sdort.generation.pictures.safety import is_judged, say_unjudged
+from sdort.generation.pictures.upscaled_picture import result_size
 from sdort.generation.pipeline import LoadPlan, TextToImage, load_pipeline
 from sdort.generation.preview_display import previewing
-from sdort.generation.record import GenerationRecord, StageSeconds
-from sdort.generation.request import Request, check_prompts
 from sdort.generation.request_plan import RequestPlan, plan_request
+from sdort.generation.requests.record import GenerationRecord, StageSeconds
+from sdort.generation.requests.request import Request, check_prompts
+from sdort.generation.requests.stages import Stage, total_calls, total_steps
+from sdort.generation.requests.typed_options import GenerationOptions
 from sdort.generation.result import Generation, Image, PeakMemory, any_flagged, joined, replaced_text, withheld_text
-from sdort.generation.safety import is_judged, say_unjudged
-from sdort.generation.speeds import keep_speed, known_seconds
-from sdort.generation.stages import Stage, total_calls, total_steps
-from sdort.generation.step_progress import StepProgress
-from sdort.generation.turns import Turns, refuse_cancelled
-from sdort.generation.typed_options import GenerationOptions
-from sdort.generation.unfinished import Unfinished, find_unfinished, plan_unfinished, recorded_settings
-from sdort.generation.upscaled_picture import result_size
+from sdort.generation.resumed_prompts import Unfinished, find_unfinished, plan_unfinished, recorded_settings
+from sdort.generation.run_times import keep_speed, known_seconds
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.machine.phases import phase
-from sdort.model.component_names import DECODER
 from sdort.pipelines.content_check import content_check
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import LOW, NORMAL
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import can_tune
-from sdort.runtime.announcement import announce, custom_ops_hash
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.memory import DeviceGrowth, peak_resident
 from sdort.runtime.probe import choose_provider
+from sdort.runtime.provider_message import announce, custom_ops_hash
 from sdort.workload.cases import Case, generation_cases
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from sdort.errors import UsageError
-from sdort.generation.image_files import check_sides, format_of, kept_record, save_file, write_pixels
-from sdort.generation.infotext import parameters_text
-from sdort.model.signature import Array
+from sdort.generation.files.image_files import check_sides, format_of, kept_record, save_file, write_pixels
+from sdort.generation.files.infotext import parameters_text
+from sdort.graph.signature import Array
 
 if TYPE_CHECKING:
     from sdort.generation.result import Image

@@ -12,41 +12,41 @@ from pathlib import Path
 from threading import Event
 from typing import Any, cast
 
+from sdort.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
 from sdort.console import say
 from sdort.demo import demo_adapter
 from sdort.errors import SdortError, UsageError
-from sdort.errors.declared_options import declared, ranges_of
-from sdort.errors.number_ranges import NUM_IMAGES, flag_of, parse_size, shown
-from sdort.errors.option_types import check_types
-from sdort.generation.adapted_weights import record_adapter
-from sdort.generation.control_choice import ControlChoice, parse_control_choice
-from sdort.generation.dynamic_prompts import draw_prompts
-from sdort.generation.from_image import DrawnWith, read_image_options
+from sdort.generation.denoising.adapted_weights import record_adapter
+from sdort.generation.denoising.ip_adapter_tokens import record_ip_adapter_image
+from sdort.generation.denoising.running_controls import record_control
+from sdort.generation.files.from_image import DrawnWith, read_image_options
+from sdort.generation.files.image_files import check_quality, check_texts, free_for_output, numbered, output_paths
+from sdort.generation.files.output_names import fill_template, is_template
+from sdort.generation.files.prompts_file import Lines, read_lines
 from sdort.generation.grid import grid_path
-from sdort.generation.image_files import check_quality, check_texts, free_for_output, numbered, output_paths
-from sdort.generation.input_image import read_image, read_mask
-from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
-from sdort.generation.ip_adapter_tokens import record_ip_adapter_image
-from sdort.generation.lora_tags import LoraFolder, with_adapters
-from sdort.generation.output_names import fill_template, is_template
-from sdort.generation.prompts_file import Lines, read_lines
-from sdort.generation.refiner import open_refiner
-from sdort.generation.request import OF_SCHEDULE, PROMPTS, Request, each_prompt
-from sdort.generation.running_controls import record_control
-from sdort.generation.safety import choose_safety
-from sdort.generation.seeds import read_seeds
-from sdort.generation.typed_options import (
+from sdort.generation.pictures.input_image import read_image, read_mask
+from sdort.generation.pictures.safety import choose_safety
+from sdort.generation.prompts.wildcards import Wildcards
+from sdort.generation.requests.control_choice import ControlChoice, parse_control_choice
+from sdort.generation.requests.default_sampling import usual_sampling
+from sdort.generation.requests.dynamic_prompts import draw_prompts
+from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
+from sdort.generation.requests.lora_tags import LoraFolder, with_adapters
+from sdort.generation.requests.refiner import open_refiner
+from sdort.generation.requests.request import OF_SCHEDULE, PROMPTS, Request, each_prompt
+from sdort.generation.requests.seeds import read_seeds
+from sdort.generation.requests.typed_options import (
     GENERATION,
     GenerationOptions,
     OnProgress,
     PreviewOptions,
     annotations_of,
 )
-from sdort.generation.usual_sampling import usual_sampling
-from sdort.generation.wildcards import Wildcards
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
+from sdort.options.declared_options import declared, ranges_of
+from sdort.options.number_ranges import NUM_IMAGES, flag_of, parse_size, shown
+from sdort.options.option_types import check_types
 from sdort.pipelines.folder import PipelineFolder
-from sdort.pipelines.scheduler_names import find_scheduler
+from sdort.samplers.scheduler_names import find_scheduler
 
 _CONFIGURED = {"lora_folder": "SDORT_LORA_FOLDER", "wildcards": "SDORT_WILDCARDS"}
 """Option -> the variable of the environment that says it where nobody else does."""
@@ -155,7 +155,7 @@ def named_paths(jobs: Sequence[Job]) -> list[Path]:
     """The names of the files of all images of jobs, as ``output`` says; as :func:`plan_paths`."""
     first, requests = jobs[0], [request for job in jobs for request in job.requests]
     count = sum(request.num_images for request in requests)
-    # Files of an earlier run of the same lines may be there: see sdort.generation.unfinished.
+    # Files of an earlier run of the same lines may be there: see sdort.generation.resumed_prompts.
     may_exist = first.overwrite or first.file is not None
     if first.output and is_template(str(first.output)):
         images = [(each.seed + index, each.prompt) for each in requests for index in range(each.num_images)]

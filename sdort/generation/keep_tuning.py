@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from sdort.families.component_names import CONTROLNET
 from sdort.families.known_families import DENOISERS
-from sdort.generation.request import Request
-from sdort.generation.running_controls import RunningControls
-from sdort.generation.stages import Stage
-from sdort.model.component_names import CONTROLNET
+from sdort.generation.denoising.running_controls import RunningControls
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.stages import Stage
 from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.session import Session
 from sdort.runtime.tuning_results import keep_case, keep_shapes

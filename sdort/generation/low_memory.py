@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sdort.console import say
-from sdort.generation.decode import planner_of
+from sdort.families.component_names import DECODER, ENCODER
+from sdort.generation.denoising.session_groups import DENOISING, PICTURES, group_of
+from sdort.generation.latents.decode import planner_of
 from sdort.generation.memory_need import (
     MARGIN,
     case_bytes,
@@ -19,13 +21,11 @@ from sdort.generation.memory_need import (
     used_components,
     weight_bytes,
 )
-from sdort.generation.refiner import open_refiner
-from sdort.generation.request import Request
 from sdort.generation.request_plan import RequestPlan
-from sdort.generation.session_groups import DENOISING, PICTURES, group_of
-from sdort.generation.stages import Stage
+from sdort.generation.requests.refiner import open_refiner
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.stages import Stage
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER, ENCODER
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers import LOW, NORMAL
 from sdort.providers.provider import Provider

@@ -11,25 +11,25 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.configs import read_component_config
 from sdort.console import detail, say
 from sdort.errors import BadModelError, MemoryShortageError
+from sdort.families.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.known_families import DENOISERS
-from sdort.generation.control_plan import find_control
-from sdort.generation.decode import Plan, planner_of
-from sdort.generation.footprint import element_bytes, keeps_scores
-from sdort.generation.refiner import open_refiner
-from sdort.generation.request import Request
-from sdort.generation.safety import is_judged
-from sdort.generation.stages import Stage, plan_stages
+from sdort.generation.latents.decode import Plan, planner_of
+from sdort.generation.latents.graph_sizes import element_bytes, keeps_scores
+from sdort.generation.pictures.safety import is_judged
+from sdort.generation.requests.control_plan import find_control
+from sdort.generation.requests.refiner import open_refiner
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.stages import Stage, plan_stages
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.onnx_io.component_file import ComponentFile
-from sdort.pipelines.configs import read_component_config
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.activations import activation_bytes
-from sdort.runtime.prepared_tensors import Prepared, prepared_tensors, split_file
+from sdort.runtime.step.prepared_tensors import Prepared, prepared_tensors, split_file
 from sdort.tables import size_text
 from sdort.workload.cases import TOKENS, Case
 from sdort.workload.residuals import residual_shapes

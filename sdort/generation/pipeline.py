@@ -13,42 +13,40 @@ import numpy as np
 
 from sdort.console import detail, progress, say
 from sdort.errors import ParityError
+from sdort.families.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.known_families import DENOISERS
-from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, remark_inputs
-from sdort.generation.beginning import Start
-from sdort.generation.bound_unet import Batch, condition_width
-from sdort.generation.canvas import Canvas, make_canvas, remark_on_size
-from sdort.generation.decode import Decoder, OnTile, Plan, choose, size_of
-from sdort.generation.device_loop import Loop
-from sdort.generation.encode import Encoder, Posterior, pixels_of_images
-from sdort.generation.footprint import decoder_footprint
-from sdort.generation.guard import Guard, dead
-from sdort.generation.host_loop import denoise, embed_guidance
-from sdort.generation.image_noise import ImageSeed, NoiseSource
-from sdort.generation.images import Generated, to_image
-from sdort.generation.ip_adapter_tokens import IpAdapterTokens
+from sdort.generation.denoising.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, remark_inputs
+from sdort.generation.denoising.device_loop import Loop
+from sdort.generation.denoising.guard import Guard, dead
+from sdort.generation.denoising.host_loop import denoise, embed_guidance
+from sdort.generation.denoising.ip_adapter_tokens import IpAdapterTokens
+from sdort.generation.denoising.running_controls import Controls, RunningControls
+from sdort.generation.denoising.session_groups import DENOISING, PICTURES, OneGroup, Openings, group_of
 from sdort.generation.keep_tuning import keep_generated
-from sdort.generation.known_schedules import known_recurrence
+from sdort.generation.latents.decode import Decoder, OnTile, Plan, choose, size_of
+from sdort.generation.latents.encode import Encoder, Posterior, pixels_of_images
+from sdort.generation.latents.graph_sizes import decoder_footprint
+from sdort.generation.latents.preview import BatchPreviews, Previewer
+from sdort.generation.latents.start_latents import Start
 from sdort.generation.memory_need import fits_beside, has_room
-from sdort.generation.preview import BatchPreviews, Previewer
-from sdort.generation.prompt_copies import CopyTexts, copy_schedules, remark_on_schedules, texts_by_call
-from sdort.generation.prompt_tokenizer import PromptTokenizer
-from sdort.generation.prompts import load_tokenizers, remark_on_files, remark_on_prompts
-from sdort.generation.recurrence import Recurrence
-from sdort.generation.refiner import open_refiner, remark_on_base
-from sdort.generation.request import UPSCALES, Request, check_inputs, image_size, sampler_of
+from sdort.generation.pictures.images import Generated, to_image
+from sdort.generation.pictures.resampling import enlarged_latents
+from sdort.generation.pictures.safety import SafetyChecker, Verdict
+from sdort.generation.prompts.prompt_tokenizer import PromptTokenizer
+from sdort.generation.prompts.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.generation.request_plan import RequestPlan, plan_request
-from sdort.generation.resampling import enlarged_latents
-from sdort.generation.running_controls import Controls, RunningControls
-from sdort.generation.safety import SafetyChecker, Verdict
-from sdort.generation.schedule_part import Part, PartSteps
-from sdort.generation.session_groups import DENOISING, PICTURES, OneGroup, Openings, group_of
-from sdort.generation.stages import Stage
-from sdort.generation.step_conditions import Copies, StepConditions
-from sdort.generation.text_conditioning import PromptReader, Texts, encode_prompts, same_length
+from sdort.generation.requests.canvas import Canvas, make_canvas, remark_on_size
+from sdort.generation.requests.prompt_copies import CopyTexts, copy_schedules, remark_on_schedules, texts_by_call
+from sdort.generation.requests.refiner import open_refiner, remark_on_base
+from sdort.generation.requests.request import UPSCALES, Request, check_inputs, image_size, sampler_of
+from sdort.generation.requests.schedule_cache import known_recurrence
+from sdort.generation.requests.stages import Stage
+from sdort.generation.requests.tokenizers import load_tokenizers, remark_on_files, remark_on_prompts
+from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
+from sdort.generation.schedules.recurrence import Recurrence
+from sdort.generation.schedules.schedule_part import Part, PartSteps
+from sdort.graph.signature import Array, TensorSpec, static_size
 from sdort.machine.phases import phase
-from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
-from sdort.model.signature import Array, TensorSpec, static_size
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.conditioning import Conditioning, at_size, condition, encoder_outputs, scored
 from sdort.pipelines.content_check import ContentCheck, checked, content_check
@@ -61,7 +59,9 @@ from sdort.runtime.memory_pool import new_pool_number
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
 from sdort.runtime.side_by_side import open_side_by_side
-from sdort.runtime.unsteered import remove_control_inputs
+from sdort.runtime.step.bound_unet import Batch, condition_width
+from sdort.runtime.step.control_inputs_removed import remove_control_inputs
+from sdort.runtime.step.step_conditions import Copies, StepConditions
 from sdort.workload.residuals import steering_inputs
 
 if TYPE_CHECKING:
@@ -505,7 +505,7 @@ class TextToImage:
         # With all that makes an upscaler's graph: a start without one does not read it.
         from PIL import Image
 
-        from sdort.generation.upscaled_picture import upscale_picture
+        from sdort.generation.pictures.upscaled_picture import upscale_picture
         from sdort.upscaling.upscaler import open_upscaler
 
         started = self.openings.clock()

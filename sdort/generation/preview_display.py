@@ -14,15 +14,15 @@ import numpy as np
 
 from sdort.console import draw_picture, has_bars, say
 from sdort.errors import UsageError
-from sdort.generation.image_files import free_path
+from sdort.files.staging import staged_output
+from sdort.generation.files.image_files import free_path
+from sdort.generation.latents.preview import OnPreview, Preview, Previewer, make_decode
+from sdort.generation.pictures.terminal_picture import draw
 from sdort.generation.pipeline import TextToImage
-from sdort.generation.preview import OnPreview, Preview, Previewer, make_decode
-from sdort.generation.terminal_picture import draw
-from sdort.generation.typed_options import PreviewOptions
+from sdort.generation.requests.typed_options import PreviewOptions
+from sdort.graph.signature import Array
 from sdort.machine.terminal import Graphics, terminal_graphics
-from sdort.model.signature import Array
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.staging import staged_output
 
 _ROWS = 16
 """The most lines of a preview: it leaves room for what was printed before."""

@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from sdort.generation.bound_unet import Batch
-from sdort.generation.device_loop import Loop
-from sdort.generation.encode import pixels_of_images
-from sdort.generation.images import Generated
+from sdort.generation.denoising.device_loop import Loop
+from sdort.generation.latents.encode import pixels_of_images
+from sdort.generation.pictures.images import Generated
 from sdort.generation.pipeline import TextToImage
-from sdort.generation.recurrence import Recurrence
-from sdort.generation.request import Request
-from sdort.model.signature import Array, Feeds
+from sdort.generation.requests.request import Request
+from sdort.generation.schedules.recurrence import Recurrence
+from sdort.graph.signature import Array, Feeds
 from sdort.runtime.session import Session
+from sdort.runtime.step.bound_unet import Batch
 
 
 class Recorder(Session):

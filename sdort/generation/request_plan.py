@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from sdort.generation.adapted_weights import AdapterPlan, plan_adapters
-from sdort.generation.canvas import make_canvas
-from sdort.generation.control_plan import plan_controls
-from sdort.generation.deep_cache import check_deep_cache
-from sdort.generation.ip_adapter_tokens import check_ip_adapter_images
-from sdort.generation.request import Request, check_prompts
-from sdort.generation.stages import Stage, plan_stages
+from sdort.generation.denoising.adapted_weights import AdapterPlan, plan_adapters
+from sdort.generation.denoising.ip_adapter_tokens import check_ip_adapter_images
+from sdort.generation.requests.canvas import make_canvas
+from sdort.generation.requests.control_plan import plan_controls
+from sdort.generation.requests.deep_cache import check_deep_cache
+from sdort.generation.requests.request import Request, check_prompts
+from sdort.generation.requests.stages import Stage, plan_stages
 from sdort.pipelines.folder import PipelineFolder
 
 

@@ -9,7 +9,8 @@ from typing import BinaryIO, overload
 
 from sdort.console import document, warn
 from sdort.errors import SdortError, UsageError
-from sdort.generation.image_files import (
+from sdort.generation.denoising.session_groups import Opened, joined_openings
+from sdort.generation.files.image_files import (
     check_quality,
     check_sides,
     check_texts,
@@ -18,11 +19,10 @@ from sdort.generation.image_files import (
     save_image,
     write_image,
 )
-from sdort.generation.record import GenerationRecord, StageSeconds
-from sdort.generation.safety import ON
-from sdort.generation.session_groups import Opened, joined_openings
+from sdort.generation.pictures.safety import ON
+from sdort.generation.requests.record import GenerationRecord, StageSeconds
+from sdort.graph.signature import Array
 from sdort.inspection.profile import Placement
-from sdort.model.signature import Array
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from sdort.generation.denoising.step_progress import three_digits
 from sdort.generation.result import Generation
-from sdort.generation.step_progress import three_digits
 from sdort.tables import Table, share_text
 
 START, REST = "start of Python, command line", "rest"

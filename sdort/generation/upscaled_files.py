@@ -12,9 +12,7 @@ import numpy as np
 
 from sdort.console import document, progress, say
 from sdort.errors import BadModelError, UsageError
-from sdort.errors.number_ranges import UPSCALE_SCALE, UPSCALE_TILE
-from sdort.errors.option_types import typed
-from sdort.generation.image_files import (
+from sdort.generation.files.image_files import (
     check_quality,
     check_sides,
     format_of,
@@ -23,11 +21,13 @@ from sdort.generation.image_files import (
     save_file,
     write_pixels,
 )
-from sdort.generation.image_texts import read_texts
-from sdort.generation.infotext import parameter_value
-from sdort.generation.input_image import InputImage, on_white, read_picture
-from sdort.generation.upscaled_picture import result_size, upscale_picture
-from sdort.model.signature import Array
+from sdort.generation.files.image_texts import read_texts
+from sdort.generation.files.infotext import parameter_value
+from sdort.generation.pictures.input_image import InputImage, on_white, read_picture
+from sdort.generation.pictures.upscaled_picture import result_size, upscale_picture
+from sdort.graph.signature import Array
+from sdort.options.number_ranges import UPSCALE_SCALE, UPSCALE_TILE
+from sdort.options.option_types import typed
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.memory import peak_resident

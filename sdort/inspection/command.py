@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 
 from sdort.console import document, warn
 from sdort.errors import BadModelError
-from sdort.errors.option_types import typed
 from sdort.inspection.description import Change, Component, compare_components, inspect_path, paired_components
 from sdort.onnx_io.components import find_models
-from sdort.pipelines.wrong_input import expect_onnx
+from sdort.options.option_types import typed
+from sdort.pipelines.explain_path import expect_onnx
 from sdort.providers import PROVIDER_NAMES
 
 if TYPE_CHECKING:

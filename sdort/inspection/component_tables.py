@@ -7,9 +7,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 
 from sdort import console
+from sdort.graph.domains import MICROSOFT
 from sdort.inspection.description import Change, Component, Rewrite, is_fused
 from sdort.inspection.graph_difference import Place
-from sdort.model.domains import MICROSOFT
 from sdort.tables import Table, count_text, counted, share_text, size_text
 
 _MOST_ROWS = 14

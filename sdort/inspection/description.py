@@ -18,13 +18,13 @@ import onnx_graphsurgeon as gs
 
 from sdort.console import warn
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT, OWN_DOMAIN
-from sdort.model.model import Model
+from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
+from sdort.graph.model import Model
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import survey_models
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import PRECISION_KEY
-from sdort.pipelines.wrong_input import expect_onnx
+from sdort.pipelines.explain_path import expect_onnx
 from sdort.providers import PROVIDER_NAMES, load_target
 
 if TYPE_CHECKING:
@@ -170,7 +170,7 @@ def _describe(name: str, file: Path, providers: Sequence[str]) -> Component:
 
 def _parts(path: Path, name: str) -> Parts | None:
     # Imported here: comparing two models needs no parts.
-    from sdort.runtime.prepared_tensors import prepared_tensors, split_file
+    from sdort.runtime.step.prepared_tensors import prepared_tensors, split_file
     from sdort.workload.samples import Sample
 
     split = split_file(read_component(path, name))

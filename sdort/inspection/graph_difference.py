@@ -17,10 +17,10 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors.plain_text import cut
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.model import Model
+from sdort.graph.weights import Weight
 from sdort.inspection.description import operator_name
-from sdort.model.domains import MICROSOFT
-from sdort.model.model import Model
-from sdort.model.weights import Weight
 from sdort.rewrite.editor import producer
 from sdort.rewrite.pattern import COMMUTATIVE, default_attribute, has_default
 from sdort.tables import counted

@@ -15,16 +15,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail
-from sdort.model.signature import Array
+from sdort.files.staging import temporary_folder
+from sdort.graph.signature import Array
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import image_channels
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.placement import COPIES, SHAPE_OPERATORS, parse_placement, run_logged
-from sdort.runtime.prepared_tensors import split_file
 from sdort.runtime.session import Session, open_logged
-from sdort.staging import temporary_folder
+from sdort.runtime.step.prepared_tensors import split_file
 
 if TYPE_CHECKING:
     from sdort.tables import Table

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+from sdort.graph.model import Model
 from sdort.lowering.remaining import Remaining
-from sdort.model.model import Model
 from sdort.rewrite.apply import Outcome, Unfused
 
 _INTERNAL = {"json": None}

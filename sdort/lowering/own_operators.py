@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from sdort.console import warn
-from sdort.model.domains import OWN_DOMAIN
-from sdort.ops.library import why_no_kernels
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.operator_library.library import why_no_kernels
 from sdort.providers import load_target
 
 

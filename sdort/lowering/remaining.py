@@ -12,9 +12,9 @@ from dataclasses import dataclass
 
 import onnx_graphsurgeon as gs
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.element_operators import BROADCAST, UNARY
-from sdort.model.operator import Category
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.element_operators import BROADCAST, UNARY
+from sdort.graph.operator import Category
 from sdort.operators import of_category
 from sdort.providers.target import Target
 from sdort.rewrite.apply import DISABLED, Outcome, explain_place

@@ -16,11 +16,11 @@ import onnx_graphsurgeon as gs
 
 from sdort.errors import SdortError
 from sdort.errors.plain_text import library_reason
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport, count_operators
 from sdort.lowering.remaining import remaining
 from sdort.lowering.unlowered import unlowered
-from sdort.model.domains import OWN_DOMAIN
-from sdort.model.model import Model
 from sdort.passes import (
     attention_form,
     borrow_shapes,

@@ -7,8 +7,8 @@ from collections.abc import Collection
 import onnx_graphsurgeon as gs
 
 from sdort.errors import MissedFusionError
+from sdort.graph.domains import MICROSOFT
 from sdort.lowering.component_report import ComponentReport
-from sdort.model.domains import MICROSOFT
 from sdort.passes.upgrade import HINT
 from sdort.rewrite.apply import DISABLED, Outcome, Unfused, explain_place
 from sdort.rewrite.editor import Editor

@@ -13,7 +13,7 @@ import numpy as np
 import onnx
 from onnx import AttributeProto, TypeProto, defs, helper, numpy_helper, shape_inference
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.onnx_io.check_model import check_opsets
 from sdort.onnx_io.check_nodes import check_nodes
 from sdort.onnx_io.check_tensors import check_tensor, tensor_nbytes

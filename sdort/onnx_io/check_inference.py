@@ -13,8 +13,8 @@ import onnx
 from onnx import TensorProto, numpy_helper
 
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT, is_runtimes_own
-from sdort.model.signature import Array
+from sdort.graph.domains import MICROSOFT, is_runtimes_own
+from sdort.graph.signature import Array
 
 _PLACE_END = "): "
 _PLACE = re.compile(r"\(op_type:(\w+)(?:, node name: (.*?))?\): ")

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
-from sdort.model.topological_order import topological_order
+from sdort.graph.topological_order import topological_order
 from sdort.onnx_io.check_nodes import check_nodes, default_domain, node_label
 from sdort.onnx_io.check_tensors import ITEMSIZE, MAX_RANK, type_name
 from sdort.onnx_io.wire import COPY_AGAIN

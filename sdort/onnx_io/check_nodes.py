@@ -10,8 +10,8 @@ from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.model.domains import IN_DEFAULT_DOMAIN, MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN, is_runtimes_own
-from sdort.model.operator import REQUIRED, Operator
+from sdort.graph.domains import IN_DEFAULT_DOMAIN, MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN, is_runtimes_own
+from sdort.graph.operator import REQUIRED, Operator
 from sdort.onnx_io.check_tensors import check_tensor
 from sdort.operators import find_operator
 

@@ -18,9 +18,9 @@ import onnx
 from onnx import AttributeProto, TensorProto
 
 from sdort.errors import BadModelError
+from sdort.graph.signature import TensorSpec
+from sdort.graph.stored_values import StoredValues
 from sdort.machine.phases import phase
-from sdort.model.signature import TensorSpec
-from sdort.model.stored_values import StoredValues
 from sdort.onnx_io.branches import inline_branches
 from sdort.onnx_io.check_model import check_model
 from sdort.onnx_io.check_nodes import shorten_domains

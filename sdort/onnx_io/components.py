@@ -13,12 +13,12 @@ from onnx import TensorProto
 
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
+from sdort.families.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.families.known_families import COMPONENTS, DENOISERS, TEXT_ENCODERS, find_roles
+from sdort.families.safety_signature import safety_kind
 from sdort.families.unet import UNET
-from sdort.machine.model_folder import check_model_folder
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
-from sdort.model.operator import Category
-from sdort.model.safety_signature import safety_kind
+from sdort.files.model_folder import check_model_folder
+from sdort.graph.operator import Category
 from sdort.onnx_io.check_tensors import type_name
 from sdort.onnx_io.component_file import read_component
 from sdort.operators import channels_axis, of_category
@@ -73,7 +73,7 @@ def survey(path: Path, *, recognise_lone: bool = True) -> Survey:
     Raises:
         UsageError: there is nothing at ``path``.
         BadModelError: what may be a component cannot be read, or the folder holds what is no file of a model
-            (:func:`sdort.machine.model_folder.check_model_folder`).
+            (:func:`sdort.files.model_folder.check_model_folder`).
     """
     path = Path(path)
     if not path.exists():

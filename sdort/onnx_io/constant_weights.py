@@ -12,9 +12,9 @@ from collections.abc import Iterable
 import numpy as np
 
 from sdort.errors import BadModelError
-from sdort.machine.input_file import open_input
-from sdort.model.signature import Array
-from sdort.model.stored_values import StoredValues
+from sdort.files.input_file import open_input
+from sdort.graph.signature import Array
+from sdort.graph.stored_values import StoredValues
 
 ALIVE = 0.1
 """Share of the matrices' bytes that has to vary. Zero-initialised convolutions (ControlNet's, motion modules'), norms,

@@ -10,7 +10,7 @@ import onnx
 from onnx import helper
 from onnx.reference import ReferenceEvaluator
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 
 def evaluate_nodes(nodes: list[onnx.NodeProto], feeds: dict[str, Any], opset: int) -> Array | None:

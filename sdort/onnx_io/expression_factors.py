@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from sdort.model.signature import Array, Factors
-from sdort.model.weights import Absent, Cast, Combined, Concatenated, Reshaped, Scaled, Transposed, Weight
+from sdort.graph.signature import Array, Factors
+from sdort.graph.weights import Absent, Cast, Combined, Concatenated, Reshaped, Scaled, Transposed, Weight
 
 ROWS, COLUMNS = 0, 1
 _MOST_COPIES = 16
@@ -59,7 +59,7 @@ def added_factors(weight: Weight, changes: Mapping[str, Sequence[Factors]]) -> F
     """The factors of what is added to a weight, a matrix of its elements in their order; None where it is no product.
 
     Args:
-        weight: an expression over :class:`sdort.model.weights.Absent`.
+        weight: an expression over :class:`sdort.graph.weights.Absent`.
         changes: parameter -> what is added to it, each seen as a matrix of its first axis and the others.
 
     Raises:

@@ -6,20 +6,20 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from sdort.model.convert import convert
-from sdort.model.signature import Array
-from sdort.model.weights import Absent, Cast, Combined, Concatenated, Reshaped, Scaled, Transposed, Weight
+from sdort.graph.half_conversion import convert
+from sdort.graph.signature import Array
+from sdort.graph.weights import Absent, Cast, Combined, Concatenated, Reshaped, Scaled, Transposed, Weight
 
 
 def parameter_values(weight: Weight, values: Array) -> Iterator[tuple[str, Array]]:
     """Each parameter of an expression with its values in fp32, as far as ``values`` still have them.
 
     What a cast rounded stays rounded, so that the weight computed from them again is ``values``. Of a
-    :class:`sdort.model.weights.Combined`, whose sums were rounded each, the parameters are those whose sums come
+    :class:`sdort.graph.weights.Combined`, whose sums were rounded each, the parameters are those whose sums come
     nearest to ``values`` (least squares).
 
     Args:
-        weight: an expression over :class:`sdort.model.weights.Absent`.
+        weight: an expression over :class:`sdort.graph.weights.Absent`.
         values: of the weight.
 
     Raises:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from onnx import helper
 
-from sdort.model.weights import (
+from sdort.graph.weights import (
     Absent,
     Cast,
     Combined,

@@ -13,8 +13,8 @@ from pathlib import Path, PurePosixPath
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
-from sdort.machine.input_file import open_input
-from sdort.machine.model_folder import belongs
+from sdort.files.input_file import open_input
+from sdort.files.model_folder import belongs
 from sdort.onnx_io.check_tensors import tensor_nbytes
 from sdort.onnx_io.wire import OWN_FILE
 

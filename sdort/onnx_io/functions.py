@@ -7,7 +7,7 @@ import onnx.inliner
 
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import library_reason
-from sdort.model.domains import OWN_DOMAIN
+from sdort.graph.domains import OWN_DOMAIN
 from sdort.onnx_io.check_model import check_opsets
 from sdort.onnx_io.check_nodes import MAX_NODES, check_attributes, check_nodes
 

@@ -15,9 +15,9 @@ import numpy as np
 import onnx
 import onnx_graphsurgeon as gs
 
-from sdort.model.domains import IN_DEFAULT_DOMAIN, MICROSOFT
-from sdort.model.signature import Array
-from sdort.model.weights import Weight
+from sdort.graph.domains import IN_DEFAULT_DOMAIN, MICROSOFT
+from sdort.graph.signature import Array
+from sdort.graph.weights import Weight
 
 _SCALARS = {"value_float": np.float32, "value_int": np.int64, "value_floats": np.float32, "value_ints": np.int64}
 """The attributes of Constant that are no tensor."""

@@ -1,8 +1,8 @@
-"""Loader of an ONNX file as a :class:`sdort.model.model.Model`, without reading its weights.
+"""Loader of an ONNX file as a :class:`sdort.graph.model.Model`, without reading its weights.
 
 An ONNX file is untrusted: :func:`load_model` runs every check of :mod:`sdort.onnx_io.check_model` and
 :mod:`sdort.onnx_io.external` before a byte of weights is read. Tensors above 1 KiB become
-:class:`sdort.model.weights.Weight` objects, smaller ones numpy arrays.
+:class:`sdort.graph.weights.Weight` objects, smaller ones numpy arrays.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from onnx import AttributeProto, TensorProto
 from onnx_graphsurgeon.logger import G_LOGGER
 
 from sdort.errors import BadModelError
-from sdort.model.model import Model
-from sdort.model.signature import Array
-from sdort.model.weights import SMALL_BYTES, Inline, Stored, Unwritten, Weight
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
+from sdort.graph.weights import SMALL_BYTES, Inline, Stored, Unwritten, Weight
 from sdort.onnx_io.branches import inline_branches
 from sdort.onnx_io.check_inference import check_inference
 from sdort.onnx_io.check_model import check_model

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from sdort.machine.input_file import open_input
+from sdort.files.input_file import open_input
 
 _SAMPLES, _SAMPLE_BYTES = 64, 64 << 10
 

@@ -14,7 +14,7 @@ import onnx
 from onnx import TensorProto, helper
 
 from sdort.errors import BadModelError
-from sdort.model.stored_values import StoredValues
+from sdort.graph.stored_values import StoredValues
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.onnx_io.external import ExternalData
 from sdort.onnx_io.weight_origins import Expression, read_origins, shapes_of

@@ -17,9 +17,9 @@ import onnx.inliner
 import onnx_graphsurgeon as gs
 
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT, OWN_DOMAIN
-from sdort.model.fact import NOTHING
-from sdort.model.operator import REQUIRED, AttributeReference, Operator
+from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
+from sdort.graph.fact import NOTHING
+from sdort.graph.operator import REQUIRED, AttributeReference, Operator
 from sdort.operators import find_operator
 
 OptionalInputs = frozenset[str]

@@ -1,4 +1,4 @@
-"""Writer of a :class:`sdort.model.model.Model` as ``model.onnx`` and one ``model.onnx.data``, streamed.
+"""Writer of a :class:`sdort.graph.model.Model` as ``model.onnx`` and one ``model.onnx.data``, streamed.
 
 The graph is written without its weights. Those are evaluated and written piece by piece, a few at a time in a small
 thread pool, so peak memory is the graph plus a bounded number of bytes in flight, whatever the size of the model.
@@ -20,10 +20,10 @@ from pathlib import Path
 import numpy as np
 
 from sdort.errors import OutputError
+from sdort.graph.model import Model
+from sdort.graph.overflow import count_infinite, subtract_sources
+from sdort.graph.weights import Stored
 from sdort.machine.blas_threads import one_blas_thread
-from sdort.model.model import Model
-from sdort.model.overflow import count_infinite, subtract_sources
-from sdort.model.weights import Stored
 from sdort.onnx_io.data_file import Blob
 from sdort.onnx_io.hashing import FileHash, hash_bytes
 from sdort.onnx_io.serialize import Serialized, serialize

@@ -16,11 +16,11 @@ import onnx_graphsurgeon as gs
 from onnx_graphsurgeon.exporters.onnx_exporter import OnnxExporter, dtype_to_onnx
 
 from sdort.errors import BadModelError
+from sdort.graph.domains import MICROSOFT, file_domain
+from sdort.graph.model import Model
+from sdort.graph.topological_order import topological_order
+from sdort.graph.weights import Weight
 from sdort.machine.version import __version__
-from sdort.model.domains import MICROSOFT, file_domain
-from sdort.model.model import Model
-from sdort.model.topological_order import topological_order
-from sdort.model.weights import Weight
 from sdort.onnx_io.data_file import Blob, Initializers, weight_of
 from sdort.onnx_io.expression_json import origins_json
 from sdort.onnx_io.graph_import import unique_name

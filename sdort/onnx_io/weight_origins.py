@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from sdort.machine.json_text import parse_json
-from sdort.model.stored_values import StoredValues
+from sdort.files.json_text import parse_json
+from sdort.graph.stored_values import StoredValues
 
 if TYPE_CHECKING:
-    from sdort.model.weights import Unwritten
+    from sdort.graph.weights import Unwritten
 
 ORIGINS_KEY = "sdort.weights"
 """In the model's ``metadata_props``. Some 200 bytes a weight: 60 KB for a UNet of Stable Diffusion 1.5."""

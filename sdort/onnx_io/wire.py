@@ -18,7 +18,7 @@ import onnx
 from google.protobuf.message import DecodeError
 
 from sdort.errors import BadModelError
-from sdort.machine.input_file import open_input
+from sdort.files.input_file import open_input
 
 OWN_FILE = "\0model"
 """The location of tensors that lie in the model file; no path, since a file may name itself anything."""

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from sdort.model.domains import IN_DEFAULT_DOMAIN, MICROSOFT
+from sdort.graph.domains import IN_DEFAULT_DOMAIN, MICROSOFT
 
 if TYPE_CHECKING:  # a provider's file imports no graph libraries
     import onnx
 
-    from sdort.model.operator import Category, Operator
+    from sdort.graph.operator import Category, Operator
 
 
 @lru_cache(maxsize=1)

@@ -2,9 +2,9 @@
 
 import math
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import Fact
-from sdort.model.operator import (
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import Fact
+from sdort.graph.operator import (
     REQUIRED,
     Call,
     Category,
@@ -15,7 +15,7 @@ from sdort.model.operator import (
     outputs_only,
     runs_itself,
 )
-from sdort.model.symbolic import divide, unknown
+from sdort.graph.symbolic import divide, unknown
 from sdort.operators.multi_head_attention import MERGE, attention_steps, masking
 
 

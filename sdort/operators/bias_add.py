@@ -1,7 +1,7 @@
 """com.microsoft.BiasAdd: a bias and a residual sum."""
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.operator import Call, Category, Example, Operator, any_form, outputs_only, same
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.operator import Call, Category, Example, Operator, any_form, outputs_only, same
 
 
 def definition(call: Call) -> str:

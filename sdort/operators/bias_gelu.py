@@ -1,7 +1,7 @@
 """com.microsoft.BiasGelu: the exact Gelu of A + B."""
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
 from sdort.operators.gelu import by_error_function
 
 

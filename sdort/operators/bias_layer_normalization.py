@@ -1,7 +1,7 @@
 """sdort.BiasLayerNormalization: layer normalization of X + bias over the last axis."""
 
-from sdort.model.domains import OWN_DOMAIN
-from sdort.model.operator import Call, Category, Example, Operator, any_form, outputs_only, same
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.operator import Call, Category, Example, Operator, any_form, outputs_only, same
 
 
 def definition(call: Call) -> str:

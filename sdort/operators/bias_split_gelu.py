@@ -3,10 +3,10 @@
 https://arxiv.org/abs/2002.05202
 """
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import Fact
-from sdort.model.operator import Call, Category, Example, Operator, outputs_only
-from sdort.model.symbolic import divide, unknown
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import Fact
+from sdort.graph.operator import Call, Category, Example, Operator, outputs_only
+from sdort.graph.symbolic import divide, unknown
 from sdort.operators.gelu import by_error_function
 
 WIDTHS = (1280, 2560, 5120)

@@ -1,8 +1,8 @@
 """com.microsoft.FusedConv: a Conv, a tensor added to it, and an activation; ONNX Runtime fuses it by itself."""
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import Fact, windows
-from sdort.model.operator import Call, Category, Example, Operator, outputs_only, runs_itself
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import Fact, windows
+from sdort.graph.operator import Call, Category, Example, Operator, outputs_only, runs_itself
 from sdort.operators import nhwc_conv
 
 ACTIVATIONS = {

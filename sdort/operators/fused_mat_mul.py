@@ -2,9 +2,9 @@
 
 import math
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import Fact, broadcast
-from sdort.model.operator import Call, Category, Example, Operator, Sizes, outputs_only, runs_itself
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import Fact, broadcast
+from sdort.graph.operator import Call, Category, Example, Operator, Sizes, outputs_only, runs_itself
 
 
 def infer(call: Call) -> list[Fact]:

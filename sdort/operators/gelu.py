@@ -1,7 +1,7 @@
 """com.microsoft.Gelu: x/2 * (1 + erf(x / sqrt(2))) (https://arxiv.org/abs/1606.08415)."""
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
 
 
 def by_error_function(source: str, result: str) -> str:

@@ -3,8 +3,8 @@
 https://arxiv.org/abs/1803.08494
 """
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.operator import REQUIRED, Call, Category, Example, Operator, outputs_only, same
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.operator import REQUIRED, Call, Category, Example, Operator, outputs_only, same
 
 
 def normalize(call: Call, source: str, channels_last: bool) -> str:

@@ -7,9 +7,9 @@ is there twice where p is 1, and whose last column where q is 1. Y is (N, 2H - p
 more than H and W. See :mod:`sdort.fusions.upsampling_convolution`.
 """
 
-from sdort.model.domains import OWN_DOMAIN
-from sdort.model.fact import Fact
-from sdort.model.operator import Call, Category, Example, Operator, outputs_only
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.fact import Fact
+from sdort.graph.operator import Call, Category, Example, Operator, outputs_only
 
 
 def infer(call: Call) -> list[Fact]:

@@ -4,9 +4,9 @@ Packed are all three (query is (B, S, heads, 3, size)) or key and value (key is 
 """
 
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import Fact
-from sdort.model.operator import REQUIRED, Call, Category, Example, Operator, Sizes
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import Fact
+from sdort.graph.operator import REQUIRED, Call, Category, Example, Operator, Sizes
 
 LOWEST = -1e30
 """Added to scores that are closed."""
@@ -131,7 +131,7 @@ def operations(inputs: Sizes, outputs: Sizes) -> int | None:
 
 def any_mask(call: Call) -> str | None:
     """CUDA and the CPU have causal forms, and repeat a mask over prompts and heads. sdort's kernels take no mask:
-    a model that has one runs ONNX Runtime's (:func:`sdort.ops.opening.unserved`).
+    a model that has one runs ONNX Runtime's (:func:`sdort.operator_library.opening.unserved`).
     """
     dtype = call.dtype("query")
     if dtype is not None and dtype.name not in ("float32", "float16"):

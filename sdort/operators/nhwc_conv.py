@@ -2,9 +2,9 @@
 
 import math
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import Fact, windows
-from sdort.model.operator import Call, Category, Example, Operator, Sizes, outputs_only
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import Fact, windows
+from sdort.graph.operator import Call, Category, Example, Operator, Sizes, outputs_only
 
 SETTINGS = ("auto_pad", "dilations", "group", "kernel_shape", "pads", "strides")
 

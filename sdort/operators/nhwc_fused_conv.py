@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from sdort.model.operator import Call, Example
+from sdort.graph.operator import Call, Example
 from sdort.operators import fused_conv, nhwc_conv
 
 

@@ -3,9 +3,9 @@
 sdort.GroupNorm in another form: a model has one form of each (:mod:`sdort.onnx_io.own_functions`).
 """
 
-from sdort.model.domains import OWN_DOMAIN
-from sdort.model.fact import Fact
-from sdort.model.operator import REQUIRED, Call, Category, Example, Operator, outputs_only, same
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.fact import Fact
+from sdort.graph.operator import REQUIRED, Call, Category, Example, Operator, outputs_only, same
 from sdort.operators.group_norm import pairs_of_channels
 
 

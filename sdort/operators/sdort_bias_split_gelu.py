@@ -2,8 +2,8 @@
 
 from dataclasses import replace
 
-from sdort.model.domains import OWN_DOMAIN
-from sdort.model.operator import Call, any_form
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.operator import Call, any_form
 from sdort.operators import bias_split_gelu
 
 

@@ -3,9 +3,9 @@
 X, X2 and skip are channels-last; embedding is (N, C) or (N, 1, 1, C); S and Y are (N, H, W, C).
 """
 
-from sdort.model.domains import OWN_DOMAIN
-from sdort.model.fact import Fact
-from sdort.model.operator import REQUIRED, Call, Category, Example, Operator, outputs_only
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.fact import Fact
+from sdort.graph.operator import REQUIRED, Call, Category, Example, Operator, outputs_only
 from sdort.operators.group_norm import even_groups
 
 

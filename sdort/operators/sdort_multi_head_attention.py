@@ -5,8 +5,8 @@ Which heads that are, its fusion says (fusions/wide_attention.py); the library c
 
 from dataclasses import replace
 
-from sdort.model.domains import MICROSOFT, OWN_DOMAIN
-from sdort.model.operator import REQUIRED, Call, Example, outputs_only
+from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
+from sdort.graph.operator import REQUIRED, Call, Example, outputs_only
 from sdort.operators import multi_head_attention
 
 

@@ -1,12 +1,12 @@
 """ONNX Runtime's SimplifiedLayerNormalization: X / sqrt(mean(X^2) + epsilon) * scale (https://arxiv.org/abs/1910.07467).
 
-Files have it in the default domain (:data:`sdort.model.domains.IN_DEFAULT_DOMAIN`). ``axis`` is the first of the axes
+Files have it in the default domain (:data:`sdort.graph.domains.IN_DEFAULT_DOMAIN`). ``axis`` is the first of the axes
 that the mean is over.
 """
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import NOTHING, Fact
-from sdort.model.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import NOTHING, Fact
+from sdort.graph.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
 
 
 def infer(call: Call) -> list[Fact]:

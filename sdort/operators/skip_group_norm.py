@@ -4,9 +4,9 @@ Channels-last; skip is (N, H, W, C), (N, 1, 1, C) or (N, C).
 """
 
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import Fact
-from sdort.model.operator import REQUIRED, Call, Category, Example, Operator, outputs_only, same
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import Fact
+from sdort.graph.operator import REQUIRED, Call, Category, Example, Operator, outputs_only, same
 from sdort.operators.group_norm import normalize, pairs_of_channels
 
 

@@ -1,8 +1,8 @@
 """com.microsoft.SkipLayerNormalization: layer normalization of input + bias + skip over the last axis."""
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import NOTHING, Fact
-from sdort.model.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import NOTHING, Fact
+from sdort.graph.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
 
 _STATISTICS = (("mean", "average"), ("inv_std_var", "inverse"), ("input_skip_bias_sum", "sum"))
 

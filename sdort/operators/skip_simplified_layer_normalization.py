@@ -1,8 +1,8 @@
 """com.microsoft.SkipSimplifiedLayerNormalization: root mean square normalization of input + bias + skip, last axis."""
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import NOTHING, Fact
-from sdort.model.operator import Call, Category, Example, Operator, outputs_only, runs_itself, same
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import NOTHING, Fact
+from sdort.graph.operator import Call, Category, Example, Operator, outputs_only, runs_itself, same
 from sdort.operators.simplified_layer_normalization import root_mean_square
 
 

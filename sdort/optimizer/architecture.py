@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from sdort.errors import BadModelError
 from sdort.families import part_counts
+from sdort.families.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.families.family import Config
 from sdort.families.known_families import TEXT_ENCODERS, find_denoiser
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 
 
 def architecture(config: Config, component: str) -> Counter[str]:

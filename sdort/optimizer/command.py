@@ -13,15 +13,14 @@ from typing import TYPE_CHECKING
 
 from sdort.console import detail, progress, to_json
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
-from sdort.errors.declared_options import lone_option, made_of
-from sdort.errors.option_types import typed, with_options
+from sdort.files.disk import WritePlan
+from sdort.files.staging import check_output, check_output_file, real, staged_directory, write_atomically
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.weights import Weight
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.own_operators import own_operators
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.machine.collector import rare_collections
-from sdort.machine.disk import WritePlan
-from sdort.model.domains import MICROSOFT
-from sdort.model.weights import Weight
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import Survey, survey
 from sdort.onnx_io.load import load_model
@@ -37,20 +36,21 @@ from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.result_size import plan_space
 from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.summary import miss_lines, miss_number
+from sdort.options.declared_options import lone_option, made_of
+from sdort.options.option_types import typed, with_options
 from sdort.pipelines.content_check import ContentCheck, checked
+from sdort.pipelines.explain_path import expect_onnx
 from sdort.pipelines.folder_signature import Signer, make_signer
-from sdort.pipelines.own_files import why_foreign
-from sdort.pipelines.wrong_input import expect_onnx
+from sdort.pipelines.manifest import why_foreign
 from sdort.providers import AUTO, find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
 from sdort.rewrite.fusion import load_fusions
-from sdort.staging import check_output, check_output_file, real, staged_directory, write_atomically
 from sdort.tables import size_text
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from sdort.model.model import Model
+    from sdort.graph.model import Model
     from sdort.precision.fp32_selection import Fp32Selector
 
 FUSING, WRITING = "{}: fusing", "{}: writing"
@@ -125,7 +125,7 @@ def plan_optimize(source: str | Path, out: str | Path, **options: Unpack[PlanKey
 
     Returns:
         The size of each component, free disk space, and an estimate of the peak memory.
-        See :meth:`sdort.machine.disk.WritePlan.raise_if_short`.
+        See :meth:`sdort.files.disk.WritePlan.raise_if_short`.
 
     Raises:
         SdortError: as :func:`optimize` where a parameter, the source or ``out`` is wrong.

@@ -14,17 +14,17 @@ from pathlib import Path
 
 import onnx_graphsurgeon as gs
 
+from sdort.checkpoints.config_schemas import component_schema
+from sdort.checkpoints.configs import read_component_config
 from sdort.console import detail
 from sdort.errors import BadModelError, UsageError, did_you_mean
+from sdort.families.component_names import CLIP_SKIP, IMAGE_TOKENS
 from sdort.families.family import Config
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport
-from sdort.model.component_names import CLIP_SKIP, IMAGE_TOKENS
-from sdort.model.domains import MICROSOFT
-from sdort.model.model import Model
 from sdort.optimizer.architecture import architecture
 from sdort.passes.expand import STEP_NAME as EXPAND
-from sdort.pipelines.config_schemas import component_schema
-from sdort.pipelines.configs import read_component_config
 from sdort.providers import load_target
 from sdort.providers.target import Target
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from sdort.console import document
 from sdort.errors import UsageError, did_you_mean
-from sdort.errors.option_types import typed
-from sdort.model.domains import MICROSOFT, OWN_DOMAIN
-from sdort.model.fact import Fact
-from sdort.model.operator import Call
+from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
+from sdort.graph.fact import Fact
+from sdort.graph.operator import Call
 from sdort.operators import find_operator
 from sdort.optimizer.summary import OWN_VALUE
+from sdort.options.option_types import typed
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.providers.target import Target
 from sdort.rewrite.fusion import Fusion, load_fusions

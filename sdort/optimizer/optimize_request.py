@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sdort.model.weights import Weight
+from sdort.graph.weights import Weight
 from sdort.onnx_io.precision_mark import BF16
 from sdort.optimizer.optimize_options import MEASURED, OptimizationOptions
 

@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.configs import check_processor, read_manifest
+from sdort.checkpoints.tokenizer_files import MAX_TEXT_FILE, TABLES, check_tokenizer, is_clip_tokenizer
 from sdort.console import say
 from sdort.families.known_families import TOKENIZERS
-from sdort.machine.input_file import read_input
+from sdort.files.input_file import read_input
 from sdort.machine.version import __version__
 from sdort.onnx_io.components import walk
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
-from sdort.pipelines.configs import check_processor, read_manifest
+from sdort.pipelines.manifest import FILES, write_own_files
 from sdort.pipelines.origin import ORIGIN, origin_mark
-from sdort.pipelines.own_files import FILES, write_own_files
-from sdort.pipelines.tokenizer_files import MAX_TEXT_FILE, TABLES, check_tokenizer, is_clip_tokenizer
 
 MOST_FILES = 5
 """Files that are named where there are many."""

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 
-from sdort.machine.disk import PlannedWrite, WritePlan, plan_writes
+from sdort.files.disk import PlannedWrite, WritePlan, plan_writes
 from sdort.onnx_io.check_tensors import tensor_nbytes, type_name
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import walk

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from sdort.console import say
 from sdort.errors import UsageError, did_you_mean
-from sdort.model.component_names import SAFETY_CHECKER
-from sdort.model.safety_signature import safety_kind
+from sdort.families.component_names import SAFETY_CHECKER
+from sdort.families.safety_signature import safety_kind
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import Survey, refuse_misfits, refuse_none, refuse_others
 from sdort.optimizer.optimize_request import OptimizeRequest

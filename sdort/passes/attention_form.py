@@ -21,7 +21,7 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper
 
 from sdort.errors import BadModelError
-from sdort.model.symbolic import Dim, Shape
+from sdort.graph.symbolic import Dim, Shape
 from sdort.rewrite.causal_masks import is_causal
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.masks import extremes

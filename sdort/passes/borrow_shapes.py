@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.symbolic import Dim, Shape
+from sdort.graph.symbolic import Dim, Shape
 from sdort.rewrite.editor import Editor
 from sdort.workload.residuals import steering_inputs
 

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.domains import MICROSOFT, OWN_DOMAIN
-from sdort.model.weights import Combined, Concatenated, Inline, Reshaped, Weight, as_weight
+from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
+from sdort.graph.weights import Combined, Concatenated, Inline, Reshaped, Weight, as_weight
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.fusion import Support
 from sdort.workload.residuals import is_residual

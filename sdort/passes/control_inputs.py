@@ -1,7 +1,7 @@
 """A UNet's inputs for images, which add to its skip connections, features and attentions.
 
 Each is moved to where its addition is a node of its own and parts nothing that fuses, so that a graph without them is
-made in a moment from the optimized one (:mod:`sdort.runtime.unsteered`).
+made in a moment from the optimized one (:mod:`sdort.runtime.step.control_inputs_removed`).
 """
 
 from __future__ import annotations

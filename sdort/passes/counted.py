@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.element_operators import BROADCAST, UNARY
+from sdort.graph.element_operators import BROADCAST, UNARY
 from sdort.passes.fp32_structure import BLIND, MOVES, SUMS
 from sdort.rewrite.editor import Editor
 

@@ -1,6 +1,6 @@
 """Constant folding and removal of what does nothing.
 
-Small tensors are computed; weights are only described (:mod:`sdort.model.weights`), so folding a Linear's transpose
+Small tensors are computed; weights are only described (:mod:`sdort.graph.weights`), so folding a Linear's transpose
 costs nothing here. Integer tensors whose elements are known symbolically fold too: that is what turns the
 ``Shape -> Gather -> Concat`` chains of an exporter into constants.
 """
@@ -16,9 +16,9 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import defs, helper
 
-from sdort.model.signature import Array
-from sdort.model.symbolic import numbers
-from sdort.model.weights import (
+from sdort.graph.signature import Array
+from sdort.graph.symbolic import numbers
+from sdort.graph.weights import (
     Cast,
     Concatenated,
     Dequantized,

@@ -17,9 +17,9 @@ from dataclasses import dataclass, replace
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.float16 import LARGEST, SMALLEST_NORMAL
-from sdort.model.signature import Array
-from sdort.model.symbolic import numbers
+from sdort.graph.float16 import LARGEST, SMALLEST_NORMAL
+from sdort.graph.signature import Array
+from sdort.graph.symbolic import numbers
 from sdort.rewrite.editor import Editor, array, producer
 
 SUMS = frozenset(

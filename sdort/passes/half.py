@@ -23,10 +23,10 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto, defs, helper
 
-from sdort.model import float16
-from sdort.model.component_names import CONTROLNET
-from sdort.model.signature import Array
-from sdort.model.weights import Weight, cast
+from sdort.families.component_names import CONTROLNET
+from sdort.graph import float16
+from sdort.graph.signature import Array
+from sdort.graph.weights import Weight, cast
 from sdort.onnx_io.load import from_proto
 from sdort.operators import find_operator
 from sdort.passes.counted import counted_nodes
@@ -246,7 +246,7 @@ def _constants(editor: Editor) -> dict[str, Array | Weight]:
 
 def _resolve(proto: TensorProto, constants: dict[str, Array | Weight]) -> Weight | None:
     """The weight behind a converted initializer, cast if the converter says so."""
-    from sdort.model.weights import as_weight
+    from sdort.graph.weights import as_weight
 
     values = constants.get(proto.name)
     if values is None:

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 
 import onnx_graphsurgeon as gs
 
-from sdort.model.min_cut import UNLIMITED, Network
+from sdort.graph.min_cut import UNLIMITED, Network
 from sdort.passes.layout_rules import Layout, Turn, is_turning
 from sdort.rewrite.editor import Editor, producer
 

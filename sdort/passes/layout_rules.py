@@ -1,7 +1,7 @@
 """Operators in another layout of the image: what each reads and writes turned, and how it is written then.
 
 A layout is a permutation ``to`` of the four axes: an image's twin is its Transpose by it. Whatever computes element by
-element has a form in every layout (:mod:`sdort.model.element_operators`), as has what takes axes as numbers.
+element has a form in every layout (:mod:`sdort.graph.element_operators`), as has what takes axes as numbers.
 Convolutions and norms have one where the target has a kernel of it (:mod:`sdort.passes.nhwc`). Max and average pooling,
 transposed convolutions, InstanceNormalization, BatchNormalization and GridSample have none in ONNX Runtime on GPUs.
 """
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.element_operators import BROADCAST, is_unary
-from sdort.model.weights import Reshaped, Transposed, as_weight
+from sdort.graph.element_operators import BROADCAST, is_unary
+from sdort.graph.weights import Reshaped, Transposed, as_weight
 from sdort.rewrite.editor import Editor, array
 
 Perm = tuple[int, int, int, int]

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.convert import convert
-from sdort.model.weights import cast_values
+from sdort.graph.half_conversion import convert
+from sdort.graph.weights import cast_values
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.match import is_float, widest
 from sdort.rewrite.worklist import apply_rules

@@ -12,9 +12,9 @@ from collections.abc import Collection, Mapping
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.symbolic import Shape
-from sdort.model.weights import Transposed, as_weight, cast_values
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.symbolic import Shape
+from sdort.graph.weights import Transposed, as_weight, cast_values
 from sdort.passes import layout_choice
 from sdort.passes.layout_choice import choose
 from sdort.passes.layout_rules import TO_FIRST, TO_LAST, Layout, Turn, Twin, is_turning, plan

@@ -11,9 +11,9 @@ import math
 
 import onnx_graphsurgeon as gs
 
-from sdort.model.fact import broadcast
-from sdort.model.symbolic import Shape
-from sdort.model.weights import Inline, Reshaped, as_weight
+from sdort.graph.fact import broadcast
+from sdort.graph.symbolic import Shape
+from sdort.graph.weights import Inline, Reshaped, as_weight
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.equal_sizes import BROADCASTING
 from sdort.rewrite.worklist import RewriteRule

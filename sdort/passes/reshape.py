@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.symbolic import Shape
+from sdort.graph.symbolic import Shape
 from sdort.rewrite.editor import Editor, producer
 
 VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze"})

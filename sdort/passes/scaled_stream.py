@@ -14,8 +14,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.console import warn
-from sdort.model.signature import Array
-from sdort.model.weights import Scaled, Weight
+from sdort.graph.signature import Array
+from sdort.graph.weights import Scaled, Weight
 from sdort.rewrite.editor import Editor, producer, scalar
 
 FACTOR = 2.0**-6

@@ -9,9 +9,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from sdort.model.signature import Array
-from sdort.model.symbolic import Dim, Shape, numbers
-from sdort.model.weights import Weight
+from sdort.graph.signature import Array
+from sdort.graph.symbolic import Dim, Shape, numbers
+from sdort.graph.weights import Weight
 from sdort.passes.fold import RANDOM_OPERATORS
 from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.inference.facts import plain_attributes

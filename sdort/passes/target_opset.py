@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sdort.errors import BadModelError
-from sdort.model.model import Model
+from sdort.graph.model import Model
 from sdort.passes.upgrade import HINT, inexpressible, set_opset
 from sdort.rewrite.editor import Editor
 

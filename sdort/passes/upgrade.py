@@ -15,8 +15,8 @@ import onnx_graphsurgeon as gs
 from onnx import defs, helper
 
 from sdort.errors import BadModelError
-from sdort.model.domains import is_runtimes_own
-from sdort.model.model import Model
+from sdort.graph.domains import is_runtimes_own
+from sdort.graph.model import Model
 from sdort.passes import expand
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.pattern import OPSET

@@ -14,7 +14,7 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, numpy_helper
 
-from sdort.model.operator import Category
+from sdort.graph.operator import Category
 from sdort.onnx_io.component_file import read_component
 from sdort.operators import of_category
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.component_names import CLIP_SKIP
 from sdort.families.family import (
     AESTHETIC,
     CROP_LEFT,
@@ -19,8 +20,7 @@ from sdort.families.family import (
     Encoder,
     Family,
 )
-from sdort.model.component_names import CLIP_SKIP
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 Conditioning = dict[str, Array]
 """Conditioning inputs of the denoiser by name, arrays [1, ...]: all it takes beside latents and timestep."""

@@ -14,18 +14,18 @@ from contextlib import contextmanager, nullcontext
 from itertools import islice
 from pathlib import Path
 
+from sdort.checkpoints.configs import INDEX, MANIFEST, read_manifest
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, OutputError, UsageError
 from sdort.families.known_families import COMPONENTS, TOKENIZERS
-from sdort.machine.cache_folder import models_folder
-from sdort.machine.input_file import open_input
-from sdort.machine.model_folder import check_own_file
+from sdort.files.cache_folder import models_folder
+from sdort.files.input_file import open_input
+from sdort.files.model_folder import check_own_file
+from sdort.files.staging import real
 from sdort.machine.phases import phase
 from sdort.onnx_io.component_file import file_identity
-from sdort.pipelines.configs import INDEX, MANIFEST, read_manifest
-from sdort.pipelines.own_files import SMALL, ListedFile, listed_files
+from sdort.pipelines.manifest import SMALL, ListedFile, listed_files
 from sdort.pipelines.remembered_hashes import RememberedHashes
-from sdort.staging import real
 
 _CONFIGS = ("config.json", "scheduler_config.json", INDEX)
 _PREPROCESSOR = Path("feature_extractor", "preprocessor_config.json")

@@ -12,23 +12,23 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from sdort.checkpoints.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rules
+from sdort.checkpoints.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
 from sdort.errors import BadModelError, SdortError
-from sdort.errors.number_ranges import HEIGHT, WIDTH
 from sdort.errors.plain_text import one_line
+from sdort.families.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.families.family import Family
 from sdort.families.known_families import family_of
+from sdort.families.safety_signature import SafetyKind, safety_kind
+from sdort.families.vae_levels import decoder_widths, vae_factor
+from sdort.graph.signature import static_size
 from sdort.machine.phases import phase
-from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
-from sdort.model.safety_signature import SafetyKind, safety_kind
-from sdort.model.signature import static_size
-from sdort.model.vae_levels import decoder_widths, vae_factor
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
 from sdort.onnx_io.derived import Derived
 from sdort.onnx_io.model_hash import hash_model
-from sdort.pipelines.config_schemas import PIPELINE_INDEX, SCHEDULER, latent_rules
-from sdort.pipelines.configs import INDEX, optional_config, read_component_config, read_config, read_manifest
-from sdort.pipelines.wrong_input import HUB_ID, check_graphs, expect_onnx
+from sdort.options.number_ranges import HEIGHT, WIDTH
+from sdort.pipelines.explain_path import HUB_ID, check_graphs, expect_onnx
 
 _LONGEST_NAME = 200
 """Characters of a checkpoint's name; file systems allow 255 bytes."""

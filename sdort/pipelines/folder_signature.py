@@ -15,10 +15,10 @@ from typing import Any
 
 from sdort.console import document
 from sdort.errors import BadModelError, UsageError
-from sdort.errors.option_types import typed
+from sdort.files.input_file import read_input
 from sdort.machine.distributions import pip
-from sdort.machine.input_file import read_input
-from sdort.pipelines.own_files import SIGNATURE, is_plain, places_in
+from sdort.options.option_types import typed
+from sdort.pipelines.manifest import SIGNATURE, is_plain, places_in
 
 PACKAGES = ("model-signing>=1.1", "pyopenssl>=24")
 """Requirements of the extra ``sign`` in pyproject.toml. The first imports the second and does not ask for it."""

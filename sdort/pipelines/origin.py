@@ -18,11 +18,11 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.configs import CONFIG_BYTES, INDEX, MANIFEST, TABLE_BYTES, read_config
 from sdort.errors import BadModelError
-from sdort.machine.input_file import open_input, read_input
-from sdort.machine.model_folder import belongs
-from sdort.pipelines.configs import CONFIG_BYTES, INDEX, MANIFEST, TABLE_BYTES, read_config
-from sdort.pipelines.own_files import FILES
+from sdort.files.input_file import open_input, read_input
+from sdort.files.model_folder import belongs
+from sdort.pipelines.manifest import FILES
 
 ORIGIN = "origin"
 """The manifest's field with the mark of what the pipeline was made from."""

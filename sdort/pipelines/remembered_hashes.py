@@ -9,10 +9,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sdort.machine.cache_folder import checked_folder
-from sdort.machine.verified_cache import VerifiedCache, key_of
+from sdort.files.cache_folder import checked_folder
+from sdort.files.staging import real
+from sdort.files.verified_cache import VerifiedCache, key_of
 from sdort.onnx_io.component_file import SETTLED_NS, Identity, file_identity
-from sdort.staging import real
 
 _CACHE_LIMIT = 2**20
 

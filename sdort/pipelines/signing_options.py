@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from sdort.errors.declared_options import option
+from sdort.options.declared_options import option
 
 
 @dataclass(frozen=True, kw_only=True)

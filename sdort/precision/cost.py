@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import onnx
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.precision.ranges import GRAPH_FILE, inlined, open_inlined, run_plain
 
 

@@ -11,8 +11,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors import OutputError
+from sdort.graph.signature import Feeds
 from sdort.lowering.component_report import Fp32Report, Fp32Rule
-from sdort.model.signature import Feeds
 from sdort.passes.half import float32_inputs
 from sdort.precision.cost import share, timed_run
 from sdort.precision.inputs import inputs_for, recorded_inputs

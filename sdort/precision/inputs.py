@@ -10,12 +10,12 @@ import numpy as np
 
 from sdort.console import say
 from sdort.errors import SdortError
+from sdort.families.component_names import CONTROLNET, DECODER, ENCODER
 from sdort.families.known_families import DENOISERS
 from sdort.generation.pipeline import assemble
 from sdort.generation.recorded import Recording, encoder_input
-from sdort.generation.request import Request
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER
-from sdort.model.signature import Feeds
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU

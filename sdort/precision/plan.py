@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.configs import TABLE_BYTES, read_config
+from sdort.checkpoints.json_schema import list_of, mapping_to, one_of, record, shortened, text, whole
 from sdort.errors import BadModelError, UsageError
-from sdort.pipelines.configs import TABLE_BYTES, read_config
-from sdort.pipelines.schema import list_of, mapping_to, one_of, record, shortened, text, whole
 from sdort.precision.positions import EVERYWHERE, NodeKind, Position
 
 PLAN = "fp16-plan.json"

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.operator import Category
+from sdort.graph.operator import Category
 from sdort.operators import of_category
 from sdort.precision.ranges import MOVES
 from sdort.rewrite.editor import Editor, producer

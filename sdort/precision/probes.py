@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 import onnx
 from onnx import helper, parser
 
-from sdort.model.float16 import LARGEST, VANISHING
+from sdort.graph.float16 import LARGEST, VANISHING
 from sdort.operators import find_operator
 
 MEANT = 1e37

@@ -18,15 +18,15 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import inliner
 
-from sdort.emulation.standard import expand
+from sdort.engines.standard_operators import expand
 from sdort.errors import BadModelError, ParityError, ProviderError
-from sdort.model.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
-from sdort.model.model import Model
-from sdort.model.signature import Array, Feeds
-from sdort.model.weights import as_weight
+from sdort.graph.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
+from sdort.graph.model import Model
+from sdort.graph.signature import Array, Feeds
+from sdort.graph.weights import as_weight
 from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.save import save_model
-from sdort.ops.library import OFF
+from sdort.operator_library.library import OFF
 from sdort.precision import probes
 from sdort.precision.probes import MEANT
 from sdort.providers import CPU

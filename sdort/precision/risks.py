@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.float16 import LARGEST
+from sdort.graph.float16 import LARGEST
 from sdort.operators import find_operator
 from sdort.precision.ranges import MOVES, NO_RANGE, Range, Ranges
 from sdort.rewrite.editor import Editor

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from pathlib import Path
 
-from sdort.emulation.rounding import emulate
-from sdort.model.judgement import measure_errors, unfit
-from sdort.model.model import Model
-from sdort.model.signature import Array
+from sdort.engines.rounding import emulate
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
 from sdort.onnx_io.save import save_model
 from sdort.passes import half
 from sdort.precision.ranges import open_plain, run_plain
 from sdort.rewrite.editor import Editor
+from sdort.workload.judgement import measure_errors, unfit
 
 
 def run_trial(

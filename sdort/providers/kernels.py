@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:  # a provider's file imports no graph libraries
-    from sdort.model.operator import Call
+    from sdort.graph.operator import Call
 
 
 def argmax_of_floats(call: Call) -> str | None:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from sdort.errors import UsageError
-from sdort.errors.declared_options import option
-from sdort.errors.number_ranges import DEVICE_ID, THREADS, check_fields
+from sdort.options.declared_options import option
+from sdort.options.number_ranges import DEVICE_ID, THREADS, check_fields
 from sdort.providers import AUTO, MEMORY, PROVIDER_NAMES, PROVIDERS
 
 _SEARCHED = ", ".join(f"{provider.searched} on {name}" for name, provider in PROVIDERS.items() if provider.tuning)
@@ -125,7 +125,7 @@ class RuntimeOptions(ExecutionOptions):
     nothing of them either."""
     deep_cut: int = 0
     """At which of its skip connections a UNet is cut, so that its outer part can run alone
-    (:mod:`sdort.runtime.deep_cut`); 0 leaves it whole."""
+    (:mod:`sdort.runtime.step.deep_cut`); 0 leaves it whole."""
 
     def __post_init__(self) -> None:
         check_fields(self, DEVICE_ID, THREADS)

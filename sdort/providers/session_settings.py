@@ -8,7 +8,7 @@ from typing import Any
 
 from sdort.errors import UsageError
 from sdort.machine.distributions import flavour
-from sdort.ops.library import register, resolve
+from sdort.operator_library.library import register, resolve
 from sdort.providers import PROVIDERS
 from sdort.providers.provider import KnownOptions, Provider
 from sdort.providers.runtime_options import RuntimeOptions

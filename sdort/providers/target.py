@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from sdort.model.domains import MICROSOFT, OWN_DOMAIN
+from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
 from sdort.operators import load_operators
 
 if TYPE_CHECKING:  # the runtime reads a target's other half and needs no graphs
     import onnx_graphsurgeon as gs
 
-    from sdort.model.operator import Condition
+    from sdort.graph.operator import Condition
     from sdort.rewrite.editor import Editor
 
 

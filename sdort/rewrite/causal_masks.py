@@ -14,8 +14,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from sdort.model.signature import Array
-from sdort.model.symbolic import Dim, Expr, symbols
+from sdort.graph.signature import Array
+from sdort.graph.symbolic import Dim, Expr, symbols
 from sdort.onnx_io.evaluate import evaluate_nodes
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.inference.facts import plain_attributes

@@ -15,11 +15,11 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from sdort.errors import BadModelError
-from sdort.model.model import Model
-from sdort.model.signature import Array
-from sdort.model.symbolic import Dim, Shape
-from sdort.model.topological_order import topological_order
-from sdort.model.weights import Weight
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
+from sdort.graph.symbolic import Dim, Shape
+from sdort.graph.topological_order import topological_order
+from sdort.graph.weights import Weight
 from sdort.rewrite.inference.facts import Facts
 
 SMALL_ELEMENTS = 1024
@@ -254,7 +254,7 @@ def array(tensor: gs.Tensor, limit: float = SMALL_ELEMENTS) -> Array | None:
 
 
 def _readable(leaf: Weight) -> bool:
-    from sdort.model.weights import Absent
+    from sdort.graph.weights import Absent
 
     return not isinstance(leaf, Absent)
 

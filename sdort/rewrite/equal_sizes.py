@@ -12,7 +12,7 @@ from itertools import combinations
 
 import onnx_graphsurgeon as gs
 
-from sdort.model.symbolic import Dim, Shape, is_natural
+from sdort.graph.symbolic import Dim, Shape, is_natural
 
 EqualDims = tuple[Dim, Dim]
 BROADCASTING = frozenset(

@@ -134,7 +134,7 @@ def load_fusions() -> Mapping[str, Fusion]:
     """All fusions by name, in the order in which their stage applies them: :func:`in_order`.
 
     Raises:
-        UsageError: they are another checkout's (:func:`sdort.machine.checkout.import_part`).
+        UsageError: they are another checkout's (:func:`sdort.files.checkout.import_part`).
     """
     modules = [importlib.import_module(f"sdort.fusions.{name}") for name in fusion_names()]
     return {fusion.name: fusion for fusion in in_order(map(Fusion, modules))}

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model import float16
-from sdort.model.signature import Array
+from sdort.graph import float16
+from sdort.graph.signature import Array
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.match import is_float
 

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.signature import Array
-from sdort.model.symbolic import Dim
-from sdort.model.weights import Weight
+from sdort.graph.signature import Array
+from sdort.graph.symbolic import Dim
+from sdort.graph.weights import Weight
 from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.pattern import COMMUTATIVE, Capture, Pattern, PatternNode, TensorType, default_attribute, has_default
 

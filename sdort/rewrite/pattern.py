@@ -27,7 +27,7 @@ import numpy as np
 import onnx
 from onnx import defs, numpy_helper, parser
 
-from sdort.model.operator import REQUIRED
+from sdort.graph.operator import REQUIRED
 from sdort.operators import find_operator
 
 OPSET = 23

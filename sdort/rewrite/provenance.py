@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import onnx
 
-from sdort.machine.json_text import parse_json
+from sdort.files.json_text import parse_json
 from sdort.rewrite.editor import Editor
 
 PROVENANCE_KEY = "sdort.provenance"

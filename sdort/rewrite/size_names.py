@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import TypeAlias
 
-from sdort.model.symbolic import Dim, Expr, divide, is_natural, symbol
+from sdort.graph.symbolic import Dim, Expr, divide, is_natural, symbol
 
 LONGEST_NAME = 200
 """Longer names are not read: nobody writes them, and reading takes time and stack."""
@@ -36,7 +36,7 @@ def read_names(names: Iterable[str]) -> dict[str, Dim]:
 
     All are read together, for a size is at least 1, but what it is made of may be 0: an input of ``past + 1`` tokens
     allows no past. Where nothing says that ``past`` is at least 1, it is written ``'past + 1' - 1``, so that the sizes
-    that :mod:`sdort.model.symbolic` names are never 0.
+    that :mod:`sdort.graph.symbolic` names are never 0.
     """
     trees = {name: _parse(name) for name in dict.fromkeys(names)}
     parts = {node.id for tree in trees.values() if tree for node in ast.walk(tree) if isinstance(node, ast.Name)}

@@ -6,8 +6,8 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
-from sdort.model.symbolic import Shape
-from sdort.model.weights import cast_values
+from sdort.graph.symbolic import Shape
+from sdort.graph.weights import cast_values
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Support
 from sdort.rewrite.match import Match, Refusal, decline, is_float, refuse

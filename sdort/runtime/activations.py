@@ -16,12 +16,12 @@ import onnx
 
 from sdort.console import detail
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT
-from sdort.model.fact import NOTHING, Fact
-from sdort.model.symbolic import numbers
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import NOTHING, Fact
+from sdort.graph.symbolic import numbers
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.providers.provider import Provider
-from sdort.runtime.prepared_tensors import split_file
+from sdort.runtime.step.prepared_tensors import split_file
 from sdort.workload.samples import Sample, declared_inputs, fill_inputs, fixed_batch, no_values
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import MemoryShortageError, ProviderError
+from sdort.graph.signature import Array
 from sdort.machine.distributions import import_onnxruntime
 from sdort.machine.system import System
-from sdort.model.signature import Array
 from sdort.tables import size_text
 
 ALIGNMENT = 256

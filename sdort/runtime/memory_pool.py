@@ -19,7 +19,7 @@ from typing import NamedTuple
 from sdort.console import detail
 from sdort.errors import ProviderError
 from sdort.machine.distributions import import_onnxruntime
-from sdort.ops.library import checked_library, register, resolve
+from sdort.operator_library.library import checked_library, register, resolve
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.device_block import is_reachable

@@ -13,8 +13,8 @@ from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
 from sdort.machine.distributions import FALLBACK, import_onnxruntime, start_session
 from sdort.machine.variables import variables
-from sdort.ops.library import resolve
-from sdort.ops.opening import prepare_model
+from sdort.operator_library.library import resolve
+from sdort.operator_library.opening import prepare_model
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import provider_options, session_options

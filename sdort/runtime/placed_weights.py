@@ -17,8 +17,8 @@ import numpy as np
 import onnx
 from onnx import TensorProto
 
-from sdort.model.domains import MICROSOFT
-from sdort.model.stored_values import StoredValues
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.stored_values import StoredValues
 from sdort.onnx_io.branches import outer_names
 from sdort.onnx_io.external import ExternalData
 from sdort.runtime.device_block import ALIGNMENT, DeviceBlock

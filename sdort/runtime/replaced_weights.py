@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sdort.model.signature import Array, Factors
+from sdort.graph.signature import Array, Factors
 from sdort.onnx_io.overridable import ReplaceableWeight
 from sdort.runtime.placed_weights import PlacedWeights
 from sdort.runtime.weight_sums import WeightSums

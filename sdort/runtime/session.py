@@ -15,9 +15,9 @@ import onnx
 from sdort.console import detail, warn
 from sdort.errors import BadModelError, SdortError
 from sdort.families.known_families import DENOISERS, find_roles, roles_of
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.signature import Array, TensorSpec, cast_feeds
 from sdort.machine.distributions import import_onnxruntime
-from sdort.model.domains import OWN_DOMAIN
-from sdort.model.signature import Array, TensorSpec, cast_feeds
 from sdort.onnx_io.component_file import copied, declared_inputs, read_component
 from sdort.onnx_io.overridable import (
     ReplaceableWeight,
@@ -27,24 +27,24 @@ from sdort.onnx_io.overridable import (
     weights_of,
 )
 from sdort.onnx_io.precision_mark import says_bf16
-from sdort.ops.library import resolve
+from sdort.operator_library.library import resolve
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
-from sdort.runtime.deep_cut import DeepCut, cut_deep
 from sdort.runtime.device_block import is_reachable
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.memory_pool import MemoryPool, open_pool
 from sdort.runtime.opener import ALL, FATAL, create_session
 from sdort.runtime.placed_weights import PlacedWeights, placeable
-from sdort.runtime.preparation import Preparation
-from sdort.runtime.prepared_tensors import split_file
 from sdort.runtime.replaced_weights import ReplacedWeights
-from sdort.runtime.step_split import StepSplit, split_step
+from sdort.runtime.step.control_inputs_removed import remove_control_inputs
+from sdort.runtime.step.deep_cut import DeepCut, cut_deep
+from sdort.runtime.step.preparation import Preparation
+from sdort.runtime.step.prepared_tensors import split_file
+from sdort.runtime.step.step_split import StepSplit, split_step
 from sdort.runtime.stopping import stoppable
-from sdort.runtime.unsteered import remove_control_inputs
 from sdort.runtime.weight_sums import WeightSums
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
 from sdort.workload.residuals import steering_inputs

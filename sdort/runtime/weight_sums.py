@@ -9,8 +9,8 @@ import numpy as np
 from onnx import helper, parser
 
 from sdort.errors import SdortError
+from sdort.graph.signature import Array, Factors
 from sdort.machine.distributions import import_onnxruntime
-from sdort.model.signature import Array, Factors
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.device_block import borrowed_value

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.samplers.lagrange import lagrange_times_exponential
 from sdort.samplers.noise_level import Level
 from sdort.samplers.sampler import Draw, FormulaSampler

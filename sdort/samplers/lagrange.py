@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 
 def lagrange(places: Sequence[float], number: int, points: Array) -> Array:

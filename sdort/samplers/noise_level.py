@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.samplers.settings import ZERO_SNR
 
 LEAST_SHARE = 2.0**-24

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.samplers.noise_level import LEAST_SHARE, Level, trained_shares
 from sdort.samplers.settings import Settings
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 
 def spaced_timesteps(values: Mapping[str, Any], steps: int, points: int, last: int | None = None) -> Array:

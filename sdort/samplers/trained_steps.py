@@ -10,7 +10,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.samplers.noise_level import LEAST_SHARE, Level
 from sdort.samplers.sampler import Draw, FormulaSampler
 from sdort.samplers.settings import (

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from sdort.errors import OutputError, ProviderError, UsageError
-from sdort.machine.input_file import open_input
-from sdort.machine.json_text import parse_json
-from sdort.ops.library import AUTO
-from sdort.staging import check_output_file, staged_output
+from sdort.files.input_file import open_input
+from sdort.files.json_text import parse_json
+from sdort.files.staging import check_output_file, staged_output
+from sdort.operator_library.library import AUTO
 from sdort.tuning.bundle import (
     FORMAT,
     MAX_BYTES,

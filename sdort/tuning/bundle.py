@@ -21,8 +21,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from sdort.errors import BadModelError
-from sdort.machine.input_file import open_input, read_input
-from sdort.machine.json_text import parse_json
+from sdort.files.input_file import open_input, read_input
+from sdort.files.json_text import parse_json
 from sdort.machine.version import __version__
 from sdort.tuning.key import Key, parse_key
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from sdort.console import document
-from sdort.errors.number_ranges import OLDER_THAN
-from sdort.errors.option_types import typed
-from sdort.ops.library import AUTO
+from sdort.operator_library.library import AUTO
+from sdort.options.number_ranges import OLDER_THAN
+from sdort.options.option_types import typed
 from sdort.tuning.archive import export_bundles, import_bundles
 from sdort.tuning.bundle import Bundle, BundleError
 from sdort.tuning.maintenance import BROKEN, BundleStatus, prune, statuses

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.onnx_io.model_hash import hash_model
-from sdort.ops.library import AUTO, library_hash, resolve
+from sdort.operator_library.library import AUTO, library_hash, resolve
 from sdort.providers import PROVIDERS
 from sdort.providers.bf16 import with_bf16
 from sdort.providers.provider import Provider
@@ -65,7 +65,8 @@ class Key(Machine):
         Only what belongs to a machine is looked at; model, shapes and options are compared when a run looks for it.
 
         Args:
-            custom_ops: the library of custom operators that runs here take, as :func:`sdort.ops.library.resolve` reads.
+            custom_ops: the library of custom operators that runs here take, as
+            :func:`sdort.operator_library.library.resolve` reads.
 
         Raises:
             ProviderError: this machine cannot be asked, or the library is not built.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdort.errors import ProviderError
-from sdort.ops.library import AUTO
+from sdort.operator_library.library import AUTO
 from sdort.tuning.bundle import Bundle, BundleError, check_files
 from sdort.tuning.key import Key
 from sdort.tuning.store import Store, age

@@ -16,9 +16,9 @@ from typing import Any
 from sdort.console import detail, warn
 from sdort.errors import BadModelError, ProviderError
 from sdort.errors.plain_text import library_reason
-from sdort.machine.input_file import read_input
-from sdort.ops.library import resolve, tuning_table
-from sdort.ops.table import Entry, read_table
+from sdort.files.input_file import read_input
+from sdort.operator_library.library import resolve, tuning_table
+from sdort.operator_library.tuning_table import Entry, read_table
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.bundle import MAX_TEXT, MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from sdort.console import detail
 from sdort.errors import OutputError
-from sdort.machine.input_file import copy_input, open_input, read_input
-from sdort.ops.table import Entry, read_table
-from sdort.staging import temporary_folder
+from sdort.files.input_file import copy_input, open_input, read_input
+from sdort.files.staging import temporary_folder
+from sdort.operator_library.tuning_table import Entry, read_table
 from sdort.tuning.bundle import MAX_BYTES, MAX_TEXT, MIOPEN, OPS, PASSING, PROGRAMS, Bundle
 from sdort.tuning.store import Store
 
@@ -117,7 +117,7 @@ def working_folder() -> WorkingFolder:
 
 
 def write_table(path: Path, entries: list[Entry]) -> None:
-    """A table as :func:`sdort.ops.table.read_table` and the library read it."""
+    """A table as :func:`sdort.operator_library.tuning_table.read_table` and the library read it."""
     lines = [f"{e.architecture}\t{e.key}\t{e.variant}\t{e.microseconds!r}\n" for e in entries]
     path.write_text("".join(["# architecture\tkey\tvariant\tmicroseconds\n", *sorted(lines)]))
 

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.model import Model
-from sdort.model.symbolic import Dim
+from sdort.graph.model import Model
+from sdort.graph.symbolic import Dim
 from sdort.passes import upgrade
 from sdort.rewrite.editor import Editor, producer
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from sdort.errors import BadModelError
-from sdort.model.weights import Weight
+from sdort.graph.weights import Weight
 from sdort.upscaling.network import IMAGE, Network, shuffled
 
 NAME = "Compact"

@@ -11,9 +11,9 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.errors import BadModelError
-from sdort.model.model import Model
-from sdort.model.signature import Array
-from sdort.model.weights import Reshaped, Scaled, Transposed, Weight, as_weight, cast
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
+from sdort.graph.weights import Reshaped, Scaled, Transposed, Weight, as_weight, cast
 from sdort.onnx_io.load import from_proto
 
 COMPONENT = "upscaler"

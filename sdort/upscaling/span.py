@@ -7,8 +7,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from sdort.errors import BadModelError
-from sdort.model.signature import Array
-from sdort.model.weights import Inline, Weight
+from sdort.graph.signature import Array
+from sdort.graph.weights import Inline, Weight
 from sdort.upscaling.network import IMAGE, Network, shuffled
 
 NAME = "SPAN"

@@ -15,7 +15,7 @@ from itertools import pairwise, product
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 Run = Callable[[Array], Array]
 """A network: uint8 [height, width, channels] -> the same, larger."""

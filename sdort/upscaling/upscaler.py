@@ -10,16 +10,16 @@ import numpy as np
 
 from sdort.console import detail, warn
 from sdort.errors import MemoryShortageError, ParityError
+from sdort.graph.signature import Array
 from sdort.machine.gpus import free_memory
-from sdort.model.signature import Array
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, open_or_fall_back
 from sdort.tables import size_text
-from sdort.upscaling.kept_upscaler import HalfOverflowError, kept_upscaler
 from sdort.upscaling.network import COMPONENT
 from sdort.upscaling.tiles import OnTile, Tiling, enlarge, make_tiling
+from sdort.upscaling.upscaler_cache import HalfOverflowError, kept_upscaler
 from sdort.upscaling.upscaler_file import UpscalerFacts
 
 TILES = (512, 384, 256, 192, 128, 64)

@@ -13,9 +13,9 @@ import numpy as np
 import onnx_graphsurgeon as gs
 
 from sdort.errors import BadModelError
-from sdort.model.model import Model
-from sdort.model.symbolic import Dim
-from sdort.model.weights import Weight
+from sdort.graph.model import Model
+from sdort.graph.symbolic import Dim
+from sdort.graph.weights import Weight
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.load import load_model
 from sdort.rewrite.inference.facts import Facts

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sdort.checkpoints.safetensors import read_tensors
+from sdort.checkpoints.torch_file import read_torch_file
 from sdort.errors import BadModelError
-from sdort.machine.input_file import open_input
-from sdort.model.weights import Weight
-from sdort.pipelines.safetensors import read_tensors
-from sdort.pipelines.torch_file import read_torch_file
+from sdort.files.input_file import open_input
+from sdort.graph.weights import Weight
 
 _TABLES = ("params_ema", "params-ema", "params", "state_dict", "model_state_dict", "generator", "model", "net")
 """Names under which trainers keep the network's tensors, the best first: averaged ones are what is meant to be used."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from sdort.generation.images import Generated
-from sdort.model.judgement import Judgement, judge_outputs
-from sdort.model.signature import Array
+from sdort.generation.pictures.images import Generated
+from sdort.graph.signature import Array
 from sdort.providers.provider import Provider
 from sdort.verification.image_comparison import compare_image, summarize_images
 from sdort.verification.limits import GPU_ALLOWANCE, LAST_ALLOWANCE, LAST_TIMESTEPS, TOLERANCES, Tolerance
+from sdort.workload.judgement import Judgement, judge_outputs
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from sdort.console import say
 from sdort.engines.default_prompts import default_prompts
 from sdort.errors import UsageError
-from sdort.errors.declared_options import made_of
-from sdort.errors.option_types import typed, with_options
+from sdort.files.staging import check_output_file, write_atomically
 from sdort.first_use.find_pipeline import pipeline_folder
+from sdort.options.declared_options import made_of
+from sdort.options.option_types import typed, with_options
 from sdort.providers.runtime_options import ExecutionOptions, RuntimeOptions
-from sdort.staging import check_output_file, write_atomically
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.image_comparison import read_prompts
 from sdort.verification.outcome import Verification

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdort.engines.default_prompts import PROMPTS
-from sdort.errors.declared_options import command_words, ranges_of
-from sdort.errors.number_ranges import check_fields, parse_size
+from sdort.options.declared_options import command_words, ranges_of
+from sdort.options.number_ranges import check_fields, parse_size
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.recorded_inputs import RANDOM, RECORDED

@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from sdort.errors import SdortError
-from sdort.model.judgement import Errors, judge_outputs, limit_share
 from sdort.verification.checks import Precision
 from sdort.verification.limits import Tolerance
 from sdort.verification.recorded_inputs import Inputs
 from sdort.verification.runners import RunConfiguration, run_candidate, run_original, run_torch
+from sdort.workload.judgement import Errors, judge_outputs, limit_share
 
 ONNX, TORCH = "ONNX", "torch"
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sdort.model.judgement import Errors
 from sdort.verification.component_comparison import Comparison
+from sdort.workload.judgement import Errors
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,11 @@ from typing import Any, ClassVar
 import numpy as np
 
 from sdort.errors import UsageError
-from sdort.generation.images import Generated
-from sdort.generation.input_image import InputImage
-from sdort.generation.prompts_file import read_lines
-from sdort.generation.request import Request
-from sdort.model.signature import Array
+from sdort.generation.files.prompts_file import read_lines
+from sdort.generation.pictures.images import Generated
+from sdort.generation.pictures.input_image import InputImage
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import Array
 from sdort.verification.limits import ENOUGH, OTHER, OTHERS, PIXEL, PSNR, SSIM
 from sdort.verification.metrics import WINDOW, largest_pixel, psnr, ssim
 
@@ -97,7 +97,7 @@ class ImageSummary:
 
 
 def read_prompts(path: Path) -> tuple[str, ...]:
-    """The prompts of a file, each once, as :func:`sdort.generation.prompts_file.read_lines` reads it.
+    """The prompts of a file, each once, as :func:`sdort.generation.files.prompts_file.read_lines` reads it.
 
     Raises:
         BadModelError, UsageError: the file cannot be read, has no prompt, or lines with options of their own.

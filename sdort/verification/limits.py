@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from sdort.families.component_names import CONTROLNET, CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.known_families import DENOISERS, TEXT_ENCODERS
-from sdort.model.component_names import CONTROLNET, CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 WINDOW, SIGMA = 11, 1.5
 """Pixels and standard deviation of SSIM's Gaussian window, as in the paper."""

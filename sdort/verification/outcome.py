@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from sdort.console import document
 from sdort.errors import ParityError
-from sdort.errors.declared_options import command_words
+from sdort.options.declared_options import command_words
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tables import counted

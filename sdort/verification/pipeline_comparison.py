@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
+from sdort.checkpoints.configs import MANIFEST, read_manifest
 from sdort.console import progress, warn
 from sdort.engines.original import (
     as_exported,
@@ -19,16 +20,15 @@ from sdort.engines.original import (
 )
 from sdort.engines.torch import check_checkpoint
 from sdort.errors import BadModelError, MissingPackageError, SdortError, UsageError
-from sdort.generation.images import Generated
+from sdort.families.component_names import IMAGE_ENCODER
 from sdort.generation.memory_need import refuse_generation
-from sdort.generation.request import Request
+from sdort.generation.pictures.images import Generated
+from sdort.generation.requests.request import Request
 from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
-from sdort.model.component_names import IMAGE_ENCODER
 from sdort.onnx_io.precision_mark import stored_dtype
-from sdort.pipelines.configs import MANIFEST, read_manifest
 from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
-from sdort.pipelines.own_files import changed_files
+from sdort.pipelines.manifest import changed_files
 from sdort.providers.provider import Provider
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.opener import NotLoadedError

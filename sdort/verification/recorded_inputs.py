@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from sdort.generation.images import Generated
+from sdort.families.component_names import DECODER, ENCODER, SAFETY_CHECKER, T2I_ADAPTER
+from sdort.generation.pictures.images import Generated
+from sdort.generation.pictures.safety import SafetyChecker
 from sdort.generation.recorded import Recording, encoder_input
-from sdort.generation.request import Request
-from sdort.generation.safety import SafetyChecker
-from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER, T2I_ADAPTER
-from sdort.model.signature import Feeds
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import PipelineFolder
 from sdort.verification.runners import RunConfiguration, open_text_to_image

@@ -10,8 +10,8 @@ from sdort.console import warn
 from sdort.engines.engine import Engine
 from sdort.engines.original import holds_onnx, open_reference
 from sdort.errors import SdortError, UsageError
-from sdort.generation.images import Generated
-from sdort.model.signature import Array
+from sdort.generation.pictures.images import Generated
+from sdort.graph.signature import Array
 from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

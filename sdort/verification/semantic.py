@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
-from sdort.generation.images import Generated
-from sdort.generation.request import Request
-from sdort.model.signature import Array
+from sdort.generation.pictures.images import Generated
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import Array
 from sdort.verification.image_comparison import no_image
 
 if TYPE_CHECKING:  # distributions may leave the demo out

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from sdort.console import progress
 from sdort.errors import SdortError
-from sdort.generation.images import Generated
-from sdort.generation.request import Request
+from sdort.generation.pictures.images import Generated
+from sdort.generation.requests.request import Request
 from sdort.pipelines.folder import PipelineFolder
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.outcome import Verification

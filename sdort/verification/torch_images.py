@@ -8,9 +8,9 @@ from pathlib import Path
 
 from sdort.engines.torch import TorchEngine
 from sdort.engines.torch_runners import PipelineRunner
-from sdort.generation.images import Generated
-from sdort.generation.request import Request
-from sdort.model.signature import TensorSpec
+from sdort.generation.pictures.images import Generated
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.workload.cases import WHOLE_PIPELINE
 

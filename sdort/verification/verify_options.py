@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from sdort.errors.declared_options import option
-from sdort.errors.number_ranges import STEPS
+from sdort.options.declared_options import option
+from sdort.options.number_ranges import STEPS
 from sdort.providers.runtime_options import ExecutionKeywords
 
 

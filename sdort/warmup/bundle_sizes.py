@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from sdort.files.disk import PlannedWrite, WritePlan, plan_writes
 from sdort.generation.memory_need import weight_bytes
-from sdort.machine.disk import PlannedWrite, WritePlan, plan_writes
 from sdort.tuning.store import Store
 from sdort.warmup.items import Item, WarmupTarget
 

@@ -16,19 +16,18 @@ from typing import Any
 
 from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
-from sdort.errors.option_types import typed
+from sdort.families.component_names import ENCODER
+from sdort.files.disk import WritePlan
 from sdort.first_use.find_pipeline import pipeline_folder, ready_folder
-from sdort.machine.disk import WritePlan
-from sdort.model.component_names import ENCODER
-from sdort.model.judgement import unfit
+from sdort.options.option_types import typed
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import open_folder
 from sdort.providers import AUTO
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import can_tune
-from sdort.runtime.announcement import announce
 from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
+from sdort.runtime.provider_message import announce
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
@@ -36,6 +35,7 @@ from sdort.tuning.working_folder import working_folder
 from sdort.warmup.bundle_sizes import plan_space
 from sdort.warmup.items import Item, WarmupOptions, WarmupTarget, add, plan
 from sdort.warmup.warm_report import FAILED, KEPT, LEFT, NEW, TOO_LARGE, Warmed, Warmup
+from sdort.workload.judgement import unfit
 
 _RUNS = 5
 """How often an item runs at most until nothing new is found: the first run finds nearly all."""
@@ -143,7 +143,7 @@ def plan_warm(
 
     Returns:
         A bound of the size of each item, free disk space, and an estimate of the peak memory.
-        See :meth:`sdort.machine.disk.WritePlan.raise_if_short`.
+        See :meth:`sdort.files.disk.WritePlan.raise_if_short`.
 
     Raises:
         SdortError: as :func:`warm`.

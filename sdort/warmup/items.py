@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_sizes
-from sdort.generation.decode import Plan, Planner, planner_of
+from sdort.families.component_names import DECODER, ENCODER, IMAGE_ENCODER
+from sdort.generation.latents.decode import Plan, Planner, planner_of
 from sdort.generation.memory_need import refuse_case, weight_bytes
+from sdort.graph.signature import Array
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER, ENCODER, IMAGE_ENCODER
-from sdort.model.signature import Array
+from sdort.options.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_sizes
 from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

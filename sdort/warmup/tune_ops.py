@@ -12,12 +12,12 @@ from pathlib import Path
 
 from sdort.console import progress
 from sdort.errors import ProviderError
-from sdort.errors.number_ranges import BATCH_SIZE, check_sizes
-from sdort.errors.option_types import typed
 from sdort.machine.variables import variables
-from sdort.ops.command import OpsTuning
-from sdort.ops.library import ON, resolve, tuning_table
-from sdort.ops.table import read_table
+from sdort.operator_library.command import OpsTuning
+from sdort.operator_library.library import ON, resolve, tuning_table
+from sdort.operator_library.tuning_table import read_table
+from sdort.options.number_ranges import BATCH_SIZE, check_sizes
+from sdort.options.option_types import typed
 from sdort.providers import AUTO
 
 _ONE_VARIANT = "On the CPU there is one variant of each kernel."

@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.families.known_families import DENOISERS, FAMILIES
 from sdort.families.timestep_shapes import timestep_shape
-from sdort.model.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
-from sdort.model.signature import Array, TensorSpec, static_size
+from sdort.graph.signature import Array, TensorSpec, static_size
 from sdort.workload.image_inputs import image_inputs, is_image_scale
 from sdort.workload.residuals import IMAGE, SCALES, is_residual
 from sdort.workload.samples import (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from sdort.model.component_names import IMAGE_SCALE, IMAGE_TOKENS
+from sdort.families.component_names import IMAGE_SCALE, IMAGE_TOKENS
 
 
 def is_image_scale(name: str) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import BadModelError
+from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.families.known_families import roles_of
 from sdort.families.unet import UNET
-from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
-from sdort.model.signature import Array, TensorSpec
+from sdort.graph.signature import Array, TensorSpec
 from sdort.rewrite.size_names import size_at
 from sdort.workload.image_inputs import is_image_input
 

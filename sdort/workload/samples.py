@@ -16,9 +16,9 @@ import onnx
 from onnx import TensorProto
 
 from sdort.errors import BadModelError
+from sdort.families.component_names import ENCODER, T2I_ADAPTER
 from sdort.families.known_families import role_names
-from sdort.model.component_names import ENCODER, T2I_ADAPTER
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.operators import channels_axis
 from sdort.rewrite.size_names import size_at
 from sdort.workload.image_inputs import is_image_scale

@@ -28,16 +28,16 @@ from sdort.benchmark.measure import Measurement, measure_pipeline
 from sdort.benchmark.row_table import as_text, caption, cells, legend
 from sdort.benchmark.rows import Row
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
+from sdort.checkpoints.configs import write_json
 from sdort.cli import cli
 from sdort.console import to_json
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import checkpoint_of, original_of
 from sdort.errors import OutputError, ParityError, ProviderError, UsageError
-from sdort.generation.images import Generated
-from sdort.model.signature import TensorSpec
+from sdort.generation.pictures.images import Generated
+from sdort.graph.signature import TensorSpec
 from sdort.onnx_io.component_file import read_component
 from sdort.optimizer.command import optimize
-from sdort.pipelines.configs import write_json
 from sdort.pipelines.folder import image_channels
 from sdort.pipelines.origin import origin_mark
 from sdort.providers import CPU

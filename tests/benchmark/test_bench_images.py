@@ -15,7 +15,7 @@ from sdort.benchmark.failed_rows import refuse_failed
 from sdort.benchmark.measure import _check, _Ready
 from sdort.benchmark.rows import Row
 from sdort.errors import ParityError, UsageError
-from sdort.generation.images import Generated
+from sdort.generation.pictures.images import Generated
 from sdort.providers import CPU
 from sdort.verification.checks import Precision
 from sdort.verification.references import Reference, generate_images

@@ -28,9 +28,9 @@ from sdort.benchmark.regression import (
     refuse_unjudged,
 )
 from sdort.benchmark.rows import Compared, Row
+from sdort.checkpoints.configs import CONFIG_BYTES
 from sdort.cli import cli
 from sdort.errors import OutputError, ParityError, RegressionError, UsageError
-from sdort.pipelines.configs import CONFIG_BYTES
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

@@ -46,7 +46,7 @@ from sdort.benchmark.rows import Compared, Row
 from sdort.cli import cli
 from sdort.engines.engine import ImageStages
 from sdort.errors import ProviderError, UsageError
-from sdort.generation.images import Generated
+from sdort.generation.pictures.images import Generated
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.report.html import LIGHT, THEMES, Theme

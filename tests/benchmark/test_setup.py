@@ -25,7 +25,7 @@ from sdort.benchmark.rows import Row
 from sdort.benchmark.setup import choose_components, open_engines, plan_cases
 from sdort.engines.engine import ImageStages
 from sdort.errors import ParityError, ProviderError, UsageError
-from sdort.generation.images import Generated
+from sdort.generation.pictures.images import Generated
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.runtime_options import RuntimeOptions

@@ -21,9 +21,9 @@ from sdort.cli.warm import _run_command, _table
 from sdort.demo.judge import detect_shapes
 from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import ProviderError
-from sdort.errors.declared_options import option
-from sdort.errors.number_ranges import Range
 from sdort.optimizer import provider_choice
+from sdort.options.declared_options import option
+from sdort.options.number_ranges import Range
 from sdort.providers import PROVIDERS
 from sdort.providers.runtime_options import ExecutionOptions, RuntimeOptions
 

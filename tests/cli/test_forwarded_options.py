@@ -334,8 +334,8 @@ def test_a_parameter_of_a_warm_up_is_its_option(
 
 @pytest.mark.parametrize(("name", "value"), BUILD.items())
 def test_a_parameter_of_a_build_is_its_option(name: str, value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = arrived(monkeypatch, "sdort.ops.command", "build", sdort.build_ops)
-    given = arrived(monkeypatch, "sdort.ops.command", "build", lambda: sdort.build_ops(**{name: value}))
+    plain = arrived(monkeypatch, "sdort.operator_library.command", "build", sdort.build_ops)
+    given = arrived(monkeypatch, "sdort.operator_library.command", "build", lambda: sdort.build_ops(**{name: value}))
     assert difference(plain, given) == {f".{name}": value}
 
 
@@ -347,7 +347,7 @@ def test_a_build_is_forced_where_it_is_asked_for(force: bool, monkeypatch: pytes
         asked.append(force)
         raise Stopped
 
-    monkeypatch.setattr("sdort.ops.command.build", record)
+    monkeypatch.setattr("sdort.operator_library.command.build", record)
     with pytest.raises(Stopped):
         sdort.build_ops(force=force)
     assert asked == [force]

@@ -18,8 +18,8 @@ import pytest
 from support.processes import heed
 
 from sdort.cli import interruption
+from sdort.files.staging import staged_directory
 from sdort.runtime import stopping
-from sdort.staging import staged_directory
 
 
 def start(code: str) -> subprocess.Popen[str]:
@@ -96,7 +96,7 @@ def test_an_interrupt_at_the_start_leaves_no_traceback(arguments: tuple[str, ...
 )
 def test_a_signal_cleans_up_and_gives_its_exit_code(signum: str, words: str, tmp_path: Path) -> None:
     process = start(f"""\
-        from sdort.staging import staged_directory
+        from sdort.files.staging import staged_directory
         with staged_directory(Path({str(tmp_path)!r}) / "out", False):
             print("here", flush=True)
             time.sleep(60)
@@ -315,7 +315,7 @@ def test_the_staging_is_not_broken_off_and_its_block_is(monkeypatch: pytest.Monk
     def look(*_: object) -> None:
         seen.append(interruption._is_whole(sys._getframe()))
 
-    monkeypatch.setattr("sdort.staging._refuse_input", look)
+    monkeypatch.setattr("sdort.files.staging._refuse_input", look)
     with staged_directory(tmp_path / "out", False):
         look()
     assert seen == [True, False]

@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from sdort import console
+from sdort.checkpoints.configs import INDEX
 from sdort.cli import cache as cache_command
 from sdort.cli import cli, fusions, optimize, options
 from sdort.cli import inspect as inspect_command
@@ -23,14 +24,13 @@ from sdort.cli.verify import _show, _show_signature
 from sdort.doctor.cache_entries import CacheEntry
 from sdort.doctor.caches import CacheCleaning, CacheReport
 from sdort.errors import OutputError, ProviderError, SdortError
+from sdort.files.disk import DiskSpace, PlannedWrite, WritePlan
 from sdort.lowering.component_report import ComponentReport, Fp32Report, Fp32Rule
-from sdort.machine.disk import DiskSpace, PlannedWrite, WritePlan
-from sdort.ops.build import Build
-from sdort.ops.command import OpsBuild, OpsLibrary, OpsTuning
-from sdort.ops.library import CodeObject, Description, LibraryOperator
-from sdort.ops.table import Entry
+from sdort.operator_library.build import Build
+from sdort.operator_library.command import OpsBuild, OpsLibrary, OpsTuning
+from sdort.operator_library.library import CodeObject, Description, LibraryOperator
+from sdort.operator_library.tuning_table import Entry
 from sdort.optimizer.report import OptimizeReport
-from sdort.pipelines.configs import INDEX
 from sdort.rewrite.apply import Outcome, Unfused
 from sdort.tables import NO_BREAK, Table
 from sdort.tuning.command import BundleReport, ReadableBundleReport, TuningCache, TuningImport, TuningPrune
@@ -282,7 +282,7 @@ def test_a_build_says_what_it_has_and_what_it_left_out(
         ((), (), ["  CPU, and machine code for no GPU"]),
     ):  # fmt: skip
         done = OpsBuild(made(code, left_out), new)
-        monkeypatch.setattr("sdort.ops.command.build_ops", lambda done=done, **_: done)
+        monkeypatch.setattr("sdort.operator_library.command.build_ops", lambda done=done, **_: done)
         account = "\n".join([*lines, "  ONNX Runtime headers: the package"])
         assert printed.of("ops", "build") == [
             ("say", "built in 13 s: /ops/lib.so" if new else "up to date: /ops/lib.so"), ("say", account),
@@ -309,7 +309,7 @@ def test_the_library_is_listed_with_its_operators(printed: Printed, monkeypatch:
     code: tuple[CodeObject, ...] = ()
     for codes, ends in ((("gfx1100", "sm_90"), " and gfx1100, sm_90."), ((), ", no GPU.")):
         library = OpsLibrary(made(codes), "ab", 5_000_000, Description(operators, code))
-        monkeypatch.setattr("sdort.ops.command.list_ops", lambda library=library: library)
+        monkeypatch.setattr("sdort.operator_library.command.list_ops", lambda library=library: library)
         assert printed.of("ops", "list") == [
             ("show", ("Operators, for float32 and float16", rows)),
             ("say", "\n/ops/lib.so, built 2026-01-02; the cache holds 5.0 MB"),
@@ -322,7 +322,7 @@ def test_the_fastest_variants_are_told_as_of_now_or_before(printed: Printed, mon
     entries = [Entry("gfx1100", "conv 3x3", "tiled", 12.34), Entry("sm_90", "norm", "wide", 1234.56)]
     rows = [("gfx1100", "conv 3x3", "tiled", "12.3"), ("sm_90", "norm", "wide", "1234.6")]
     before, now = OpsTuning(Path("/t.tsv"), entries), OpsTuning(Path("/t.tsv"), entries[:1])
-    monkeypatch.setattr("sdort.ops.command.tuned_ops", lambda: before)
+    monkeypatch.setattr("sdort.operator_library.command.tuned_ops", lambda: before)
     monkeypatch.setattr("sdort.warmup.tune_ops.tune_ops", lambda *_, **__: now)
     assert printed.of("ops", "tune", "--show") == printed.of("ops", "tune", "model", "--show") == [
         ("show", ("Fastest variants", rows)), ("conclude", "2 kernels tuned before, kept in /t.tsv")
@@ -331,7 +331,7 @@ def test_the_fastest_variants_are_told_as_of_now_or_before(printed: Printed, mon
         ("show", ("Fastest variants", rows[:1])), ("conclude", "1 kernel tuned now, kept in /t.tsv")
     ]  # fmt: skip
     assert printed.of("ops", "tune", "model", "--json") == [("emit_json", now)]
-    monkeypatch.setattr("sdort.ops.command.tuned_ops", lambda: OpsTuning(Path("/t.tsv"), []))
+    monkeypatch.setattr("sdort.operator_library.command.tuned_ops", lambda: OpsTuning(Path("/t.tsv"), []))
     assert printed.of("ops", "tune", "--show") == [("conclude", "0 kernels tuned before, kept in /t.tsv")]
     assert "give a PIPELINE, or --show" in CliRunner().invoke(cli, ["ops", "tune"]).output
 

@@ -25,8 +25,8 @@ from sdort import console
 from sdort.cli import COMMANDS, cli
 from sdort.errors import UsageError
 from sdort.exporter.export_options import ExportOptions
-from sdort.generation.request import Request
-from sdort.generation.typed_options import GenerationOptions, PreviewOptions, RunOptions
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.typed_options import GenerationOptions, PreviewOptions, RunOptions
 from sdort.providers import PROVIDER_NAMES
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 

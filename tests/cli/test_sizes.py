@@ -13,10 +13,10 @@ from sdort.cli import cli
 from sdort.cli.number_types import Size, SizeList
 from sdort.cli.options import complete_schedulers
 from sdort.errors import UsageError
-from sdort.errors.number_ranges import parse_size, size_words
 from sdort.exporter.export_options import StaticSize, check_options
 from sdort.generation.job import plan_jobs
-from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
+from sdort.options.number_ranges import parse_size, size_words
+from sdort.samplers.scheduler_names import SAMPLERS, find_scheduler
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.image_comparison import make_requests
 

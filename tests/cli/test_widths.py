@@ -34,7 +34,7 @@ from sdort.cli.ops import _operators as operators_table
 from sdort.cli.sections import SectionedCommand
 from sdort.errors import ProviderError
 from sdort.exporter.manifest import ExportedComponent, ExportReport
-from sdort.ops.library import Description, LibraryOperator, tuning_table
+from sdort.operator_library.library import Description, LibraryOperator, tuning_table
 from sdort.tables import Table
 
 if TYPE_CHECKING:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdort.adapters.adapter_file import read_adapter
 from sdort.demo import CARD, DEMO, DEMO_ADAPTER, DEMO_CONTROL, DEMO_FOLDER, RANDOM, write_demo
 from sdort.demo.prompt_language import held_out, parse
 from sdort.demo.score import PAIR_BAR, SINGLE_BAR, score
 from sdort.generation.job import choose_adapter
-from sdort.pipelines.adapters.adapter_file import read_adapter
 
 # None of these is held out; small enough a list for every run of the tests.
 PROMPTS = (
@@ -26,7 +26,7 @@ PROMPTS = (
 
 
 def test_the_weights_are_half_precision_and_small() -> None:
-    from sdort.pipelines.safetensors import read_tensors
+    from sdort.checkpoints.safetensors import read_tensors
 
     files = sorted(DEMO_FOLDER.rglob("*.safetensors"))
     assert [file.parent.name for file in files] == ["text_encoder", "unet", "vae"]
@@ -36,7 +36,7 @@ def test_the_weights_are_half_precision_and_small() -> None:
 
 
 def test_every_weight_is_finite() -> None:
-    from sdort.pipelines.safetensors import read_tensors
+    from sdort.checkpoints.safetensors import read_tensors
 
     for file in DEMO_FOLDER.rglob("*.safetensors"):
         for name, tensor in read_tensors(file).items():
@@ -67,7 +67,7 @@ def test_the_cards_scores_reach_the_bars() -> None:
 
 
 def test_the_card_counts_the_parameters() -> None:
-    from sdort.pipelines.safetensors import read_tensors
+    from sdort.checkpoints.safetensors import read_tensors
 
     for part, words in (("text_encoder", "text encoder"), ("unet", "UNet"), ("vae", "autoencoder")):
         tensors = read_tensors(next((DEMO_FOLDER / part).glob("*.safetensors")))

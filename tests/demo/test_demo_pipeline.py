@@ -104,8 +104,8 @@ def test_transformers_4_finds_the_text_encoders_parameters(demo: Path) -> None:
     import torch
     from transformers import CLIPTextModel
 
+    from sdort.checkpoints.safetensors import read_tensors
     from sdort.console import quiet_libraries
-    from sdort.pipelines.safetensors import read_tensors
 
     stored = read_tensors(demo / "text_encoder" / "model.safetensors")
     with quiet_libraries():

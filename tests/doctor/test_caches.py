@@ -16,9 +16,9 @@ import sdort
 from sdort.cli import cli
 from sdort.doctor.cache_entries import remove
 from sdort.errors import UsageError
-from sdort.machine.cache_folder import cache_folder
-from sdort.machine.verified_cache import VerifiedCache
-from sdort.staging import TEMPORARY_PREFIX, held, temporary_folder
+from sdort.files.cache_folder import cache_folder
+from sdort.files.staging import TEMPORARY_PREFIX, held, temporary_folder
+from sdort.files.verified_cache import VerifiedCache
 
 DAY = 86400
 OURS = {

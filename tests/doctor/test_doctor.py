@@ -22,7 +22,7 @@ from sdort.doctor.software import Software, installed_software, refusal
 from sdort.machine import distributions as flavours
 from sdort.machine.onnxruntime_copies import Flavour, find_copies
 from sdort.machine.system import System
-from sdort.ops.library import CodeObject, Description, built_library
+from sdort.operator_library.library import CodeObject, Description, built_library
 
 ROCM_WHEEL = (Flavour("onnxruntime-rocm", "1.22.2.post3"),)
 CUDA_WHEEL = (Flavour("onnxruntime-gpu", "1.31.1"),)

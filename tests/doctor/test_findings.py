@@ -23,7 +23,7 @@ from sdort.errors import ProviderError
 from sdort.machine.onnxruntime_copies import Flavour
 from sdort.machine.subprocesses import WorkerError
 from sdort.machine.system import System
-from sdort.ops.library import CodeObject, Description
+from sdort.operator_library.library import CodeObject, Description
 from sdort.providers import PROVIDERS
 
 GIB = 1 << 30

@@ -21,8 +21,8 @@ from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.exporter.source import Source
 from sdort.families.data.sd1 import FAMILY as SD1
-from sdort.machine.file_digest import file_digest
-from sdort.model.signature import TensorSpec
+from sdort.files.file_digest import file_digest
+from sdort.graph.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.runtime_options import RuntimeOptions

@@ -13,13 +13,13 @@ from click.testing import CliRunner, Result
 from safetensors.numpy import load_file, save_file
 from support.tiny_pipeline import Tiny, edit_weights
 
+from sdort.checkpoints.configs import write_json
 from sdort.cli import cli
 from sdort.engines.original import original_of
 from sdort.errors import UsageError
 from sdort.optimizer.command import optimize
-from sdort.pipelines.configs import write_json
+from sdort.pipelines.manifest import write_own_files
 from sdort.pipelines.origin import has_mark, origin_mark
-from sdort.pipelines.own_files import write_own_files
 
 
 @pytest.fixture

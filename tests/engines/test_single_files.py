@@ -21,6 +21,7 @@ from support.adapters import build_unet
 from support.ldm_files import write_ldm
 from support.tiny_pipeline import Tiny
 
+from sdort.checkpoints.configs import write_json
 from sdort.cli import cli
 from sdort.engines import checkpoint_folder as checkpoint_module
 from sdort.engines.checkpoint_folder import checkpoint_folder
@@ -28,12 +29,11 @@ from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, origi
 from sdort.engines.torch import TorchEngine
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.replacements import MadeWith, Replacements
+from sdort.families.component_names import DECODER
+from sdort.files.file_digest import file_digest
 from sdort.machine import optional_packages
-from sdort.machine.file_digest import file_digest
-from sdort.model.component_names import DECODER
-from sdort.pipelines.configs import write_json
+from sdort.pipelines.manifest import write_own_files
 from sdort.pipelines.origin import origin_mark
-from sdort.pipelines.own_files import write_own_files
 from sdort.providers import CPU
 from sdort.workload.cases import WHOLE_PIPELINE
 

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from sdort.checkpoints.layout import clip_tensors, vae_tensors
+from sdort.checkpoints.safetensors import read_tensors
 from sdort.errors import BadModelError
 from sdort.exporter.bind import bind
-from sdort.model.signature import Array
-from sdort.model.weights import Inline, Weight
-from sdort.pipelines.checkpoints.layout import clip_tensors, vae_tensors
-from sdort.pipelines.safetensors import read_tensors
+from sdort.graph.signature import Array
+from sdort.graph.weights import Inline, Weight
 
 DTYPES = (np.float64, np.float32, np.float16, ml_dtypes.bfloat16)
 

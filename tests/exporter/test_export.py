@@ -20,6 +20,7 @@ from click.testing import CliRunner
 from onnx.reference import ReferenceEvaluator
 from support.pipelines import Exported, export_family, locked, run_onnx, trace_folder
 
+from sdort.checkpoints.config_schemas import REQUIRED
 from sdort.errors import OutputError, SdortError, UsageError
 from sdort.exporter import command as export_pipeline
 from sdort.exporter.casts import concrete_casts
@@ -31,8 +32,7 @@ from sdort.exporter.source import read_source, select_components
 from sdort.exporter.trace_cache import TraceCache, trace_key
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import write
-from sdort.pipelines.config_schemas import REQUIRED
-from sdort.pipelines.own_files import write_own_files
+from sdort.pipelines.manifest import write_own_files
 
 # ONNX Runtime and torch sum in another order; float32 keeps 24 bits, and these graphs are a few dozen layers deep.
 TOLERANCE = 1e-4

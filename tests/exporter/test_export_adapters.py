@@ -18,14 +18,14 @@ from support.ldm_files import write_ldm
 from support.pipelines import locked, make_pipeline, run_onnx, trace_folder
 
 import sdort
+from sdort.checkpoints.added_tokens import expand_words, token_groups
 from sdort.engines.original import as_exported
 from sdort.engines.torch import TorchEngine
 from sdort.engines.torch_runners import PipelineRunner
 from sdort.errors import UsageError
 from sdort.exporter.command import export
 from sdort.exporter.manifest import ExportReport
-from sdort.generation.request import Request
-from sdort.pipelines.added_tokens import expand_words, token_groups
+from sdort.generation.requests.request import Request
 from sdort.providers import CPU
 from sdort.verification.metrics import psnr
 from sdort.workload.cases import WHOLE_PIPELINE

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 from support.pipelines import locked, trace_folder
 
+from sdort.checkpoints.safetensors import read_tensors
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter import open_source
 from sdort.exporter.bind import bind
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.command import export
 from sdort.exporter.signatures import describe_component
-from sdort.model.weights import Inline, Weight
-from sdort.pipelines.safetensors import read_tensors
+from sdort.graph.weights import Inline, Weight
 
 WEIGHTS = "model.safetensors"
 

@@ -16,10 +16,10 @@ from support import tiny_pipeline
 from support.pipelines import trace_folder
 from support.tiny_ip_adapter import ENCODER, build_image_encoder, build_ip_adapter
 
+from sdort.adapters.ip_adapter_file import attention_tensors, read_ip_adapter
+from sdort.checkpoints.clip_vision import read_image_encoder, vision_config
 from sdort.errors import SdortError
 from sdort.exporter.command import plan_export
-from sdort.pipelines.adapters.ip_adapter_file import attention_tensors, read_ip_adapter
-from sdort.pipelines.checkpoints.clip_vision import read_image_encoder, vision_config
 
 Tensors = Mapping[str, torch.Tensor]
 

@@ -12,6 +12,11 @@ import pytest
 from safetensors.numpy import save_file
 from support import published_configs as published
 
+from sdort.adapters.ip_adapter_file import IpAdapter
+from sdort.checkpoints.clip_vision import ImageEncoder
+from sdort.checkpoints.prediction import Prediction
+from sdort.checkpoints.single_file import SingleFile
+from sdort.checkpoints.weight_names import SD2, SDXL
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter import command, export_size
 from sdort.exporter.checkpoint import _names, _not_found, _variants, has_weights, sole_variant
@@ -28,12 +33,7 @@ from sdort.exporter.vae_parts import VaePart, holds_vae, read_vae
 from sdort.families.graph_tensor import GraphTensor
 from sdort.families.known_families import FAMILIES
 from sdort.families.unet import INPAINTING
-from sdort.model.weights import Stored
-from sdort.pipelines.adapters.ip_adapter_file import IpAdapter
-from sdort.pipelines.checkpoints.clip_vision import ImageEncoder
-from sdort.pipelines.checkpoints.prediction import Prediction
-from sdort.pipelines.checkpoints.single_file import SingleFile
-from sdort.pipelines.weight_names import SD2, SDXL
+from sdort.graph.weights import Stored
 
 INDEX = {
     "_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"],

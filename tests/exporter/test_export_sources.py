@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 
 from sdort import console
+from sdort.checkpoints.prediction import Prediction
+from sdort.checkpoints.single_file import SingleFile
+from sdort.checkpoints.tokenizer_files import TABLES
+from sdort.checkpoints.weight_names import SD1, SDXL, Kind
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.exporter import open_source, replacements, single_source, source, vae_parts
 from sdort.exporter.ip_adapters import IpAdapterFiles
@@ -23,10 +27,6 @@ from sdort.exporter.source import Source, check_processors, read_source
 from sdort.exporter.vae_parts import VaePart, read_vae
 from sdort.families.known_families import FAMILIES
 from sdort.machine.subprocesses import WorkerError
-from sdort.pipelines.checkpoints.prediction import Prediction
-from sdort.pipelines.checkpoints.single_file import SingleFile
-from sdort.pipelines.tokenizer_files import TABLES
-from sdort.pipelines.weight_names import SD1, SDXL, Kind
 
 UNET, VAE = ["diffusers", "UNet2DConditionModel"], ["diffusers", "AutoencoderKL"]
 

@@ -14,6 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.adapters.adapter_file import Adapter, Unmatched
+from sdort.adapters.weight_deltas import Delta, Factor, Whole
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter import baked_adapters, command, manifest
 from sdort.exporter.baked_adapters import AppliedAdapter, apply_adapters
@@ -26,10 +29,7 @@ from sdort.exporter.replacements import MadeWith, Replacements
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.source import AppliedIpAdapter, Source
 from sdort.families.graph_tensor import GraphTensor
-from sdort.model.weights import Inline
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.adapters.adapter_file import Adapter, Unmatched
-from sdort.pipelines.adapters.delta import Delta, Factor, Whole
+from sdort.graph.weights import Inline
 
 INPUT, OUTPUT = GraphTensor("x", "float32", ("batch_size", 4)), GraphTensor("y", "int64", (2,))
 

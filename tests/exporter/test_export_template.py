@@ -17,8 +17,8 @@ from sdort.errors import BadModelError
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import Template, TemplateBlob, Trace, fill, make_template, pack, unpack
 from sdort.exporter.trace_cache import TraceCache
-from sdort.model.signature import Array
-from sdort.model.weights import (
+from sdort.graph.signature import Array
+from sdort.graph.weights import (
     Absent,
     Cast,
     Combined,

@@ -12,12 +12,12 @@ import torch
 from support.adapters import save
 from support.tiny_pipeline import byte_tokenizer
 
+from sdort.adapters.embedding_file import EmbeddingChoice, parse_embedding_choice, read_embedding
+from sdort.checkpoints.added_tokens import add_tokens, expand_words, read_tokens, token_groups
+from sdort.checkpoints.tokenizer_files import check_tokenizer
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.new_words import NewWords, read_new_words, with_rows
-from sdort.model.weights import Inline
-from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, parse_embedding_choice, read_embedding
-from sdort.pipelines.added_tokens import add_tokens, expand_words, read_tokens, token_groups
-from sdort.pipelines.tokenizer_files import check_tokenizer
+from sdort.graph.weights import Inline
 
 
 def embedding(folder: Path, name: str, **tensors: torch.Tensor) -> EmbeddingChoice:

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from support.published_configs import TEXT_ENCODERS
 
+from sdort.checkpoints.configs import write_json
 from sdort.errors import BadModelError
 from sdort.exporter.pipeline_parts import check_channels, check_parts, model_parts
 from sdort.exporter.source import Source, read_source, select_components
 from sdort.exporter.trace_cache import TraceCache
 from sdort.families.unet import UNET
-from sdort.pipelines.configs import write_json
 
 EXPORTED = {
     "unet": {"UNet2DConditionModel"},

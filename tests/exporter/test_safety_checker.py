@@ -13,16 +13,16 @@ from safetensors.torch import load_file, save_file
 from support.pipelines import trace_folder
 from support.tiny_safety_checker import PROCESSOR, VISION, build_safety_checker
 
+from sdort.checkpoints.clip_vision import vision_settings
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.command import _at_static_size, export
 from sdort.exporter.export_options import StaticSize
 from sdort.exporter.manifest import write_index
 from sdort.exporter.source import Source, read_source, select_components
 from sdort.exporter.trace_cache import TraceCache
-from sdort.generation.safety import verdict_of
+from sdort.generation.pictures.safety import verdict_of
 from sdort.onnx_io.component_file import read_component
 from sdort.optimizer.command import optimize
-from sdort.pipelines.checkpoints.clip_vision import vision_settings
 from sdort.pipelines.folder import open_folder
 from sdort.providers import find_provider
 from sdort.providers.runtime_options import RuntimeOptions

@@ -22,25 +22,25 @@ from support.full_size import VAE
 from support.ldm_files import ldm_control, ldm_unet, ldm_vae, open_clip
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection, CLIPTokenizer
 
-from sdort.exporter.component_configs import class_defaults, normalise
-from sdort.model.weights import Stored
-from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
-from sdort.pipelines.checkpoints.layout import (
+from sdort.checkpoints.clip_merges import read_clip_merges
+from sdort.checkpoints.clip_tokenizer import write_clip_tokenizer
+from sdort.checkpoints.layout import (
     clip_tensors,
     control_tensors,
     tiny_vae_tensors,
     unet_tensors,
     vae_tensors,
 )
-from sdort.pipelines.checkpoints.ldm_names import original_unet_names
-from sdort.pipelines.checkpoints.shape_configs import (
+from sdort.checkpoints.ldm_names import original_unet_names
+from sdort.checkpoints.shape_configs import (
     controlnet_config,
     text_config,
     tiny_vae_config,
     unet_config,
     vae_config,
 )
-from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
+from sdort.exporter.component_configs import class_defaults, normalise
+from sdort.graph.weights import Stored
 
 UNETS = ("SD 1.5", "SD 1.5 inpainting", "SD 2.1", "SDXL", "SDXL refiner", "LCM SDXL")
 LAYERS = 2

@@ -356,7 +356,7 @@ def test_a_plan_of_a_single_file_writes_nothing(exported: Callable[[str], Export
 
 
 def test_a_layer_that_sd2_does_not_use_is_left_out(tmp_path: Path) -> None:
-    from sdort.pipelines.checkpoints.single_file import read_single_file
+    from sdort.checkpoints.single_file import read_single_file
 
     state = of_sd2(0.0)
     text = {

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from sdort.adapters.ip_adapter_file import IpAdapter
+from sdort.checkpoints.clip_vision import ImageEncoder
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter import checkpoint, ip_adapters, pickles, source
 from sdort.exporter.bind import _aliases, _as_float32, _check_shapes, _mismatch
@@ -23,9 +25,7 @@ from sdort.exporter.pipeline_parts import _known
 from sdort.exporter.signatures import FOLDERS
 from sdort.exporter.source import AppliedIpAdapter, Source, component_config, select_components
 from sdort.exporter.trace_cache import TraceCache
-from sdort.model.weights import Cast, Inline
-from sdort.pipelines.adapters.ip_adapter_file import IpAdapter
-from sdort.pipelines.checkpoints.clip_vision import ImageEncoder
+from sdort.graph.weights import Cast, Inline
 
 
 def tensor(*shape: int, dtype: Any = np.float32) -> Inline:

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
+from sdort.adapters.embedding_file import EmbeddingChoice
+from sdort.checkpoints.added_tokens import add_tokens, expand_words, read_tokens, token_groups
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.new_words import NewWords, read_new_words, with_rows
 from sdort.exporter.signatures import describe_component
-from sdort.model.weights import Inline
-from sdort.pipelines.adapters.embedding_file import EmbeddingChoice
-from sdort.pipelines.added_tokens import add_tokens, expand_words, read_tokens, token_groups
+from sdort.graph.weights import Inline
 
 TABLE = "embeddings.token_embedding.weight"
 

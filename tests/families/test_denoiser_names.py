@@ -15,7 +15,7 @@ from sdort.families.unet import UNET
 
 ROOT = Path(__file__).parents[2]
 OTHERS = {
-    "sdort/generation/lora_tags.py": "a word of A1111's <lora:...> tags",
+    "sdort/generation/requests/lora_tags.py": "a word of A1111's <lora:...> tags",
 }
 """Files where the word means something else -> what it means."""
 

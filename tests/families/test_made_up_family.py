@@ -89,7 +89,7 @@ def _seen() -> dict[str, Any]:
     from PIL import Image
 
     from sdort.pipelines.folder import PipelineFolder, open_folder
-    from sdort.runtime.prepared_tensors import split_file
+    from sdort.runtime.step.prepared_tensors import split_file
 
     folder = open_folder(Path("fast"))
     bare = PipelineFolder(Path("without configs"), folder.models)

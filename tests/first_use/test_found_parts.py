@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from support.first_use import replace_making
 
+from sdort.checkpoints.configs import INDEX
+from sdort.checkpoints.safetensors import write_tensors
 from sdort.errors import BadModelError
 from sdort.first_use import command, making
 from sdort.first_use.find_pipeline import made_folder, part_folder, pipeline_folder, plan_folder
 from sdort.first_use.unmade import check_control
-from sdort.model.weights import Inline
-from sdort.pipelines.configs import INDEX
-from sdort.pipelines.safetensors import write_tensors
+from sdort.graph.weights import Inline
 from sdort.providers.runtime_options import RuntimeOptions
 
 

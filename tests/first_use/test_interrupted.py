@@ -13,14 +13,14 @@ import pytest
 from support.first_use import copy_of, replace_making
 
 import sdort
-from sdort import staging
 from sdort.errors import OutputError, SdortError
 from sdort.exporter import open_source
+from sdort.files import staging
+from sdort.files.cache_folder import models_folder
 from sdort.first_use import given_checkpoint, making
 from sdort.first_use.making_plan import Making
 from sdort.first_use.models import optimized_model
-from sdort.machine.cache_folder import models_folder
-from sdort.pipelines.kept_models import KEPT
+from sdort.pipelines.model_cache import KEPT
 
 MAKING = Making(("unet",), "cpu")
 STAGES: dict[str, tuple[Any, str, bool]] = {

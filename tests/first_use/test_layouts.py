@@ -22,14 +22,14 @@ from support.ldm_files import averaged, ldm_unet, ldm_vae, old_clip_names, open_
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 import sdort
+from sdort.checkpoints.configs import INDEX
 from sdort.demo import DEMO_FOLDER
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter import open_source
+from sdort.files.cache_folder import models_folder
 from sdort.first_use import making
 from sdort.first_use.given_checkpoint import downloaded, find_checkpoint
 from sdort.first_use.making_plan import Making
-from sdort.machine.cache_folder import models_folder
-from sdort.pipelines.configs import INDEX
 
 State = dict[str, torch.Tensor]
 ONE, ALONE = "diffusion_pytorch_model", "model"

@@ -16,18 +16,19 @@ from support.first_use import copy_of, replace_making
 from sdort.doctor.cache_entries import folder_bytes
 from sdort.doctor.caches import clean_cache
 from sdort.errors import BadModelError, MissingPackageError, OutputError
-from sdort.first_use import given_checkpoint, making, models, room
+from sdort.files import disk
+from sdort.files.cache_folder import models_folder
+from sdort.files.file_digest import file_digest
+from sdort.first_use import cache_limit as limits
+from sdort.first_use import given_checkpoint, making, models
+from sdort.first_use.cache_limit import cache_limit
 from sdort.first_use.given_checkpoint import find_checkpoint
 from sdort.first_use.making_plan import Making
 from sdort.first_use.making_steps import Steps, estimate
 from sdort.first_use.models import optimized_model, plan_model
-from sdort.first_use.room import cache_limit
-from sdort.machine import disk
-from sdort.machine.cache_folder import models_folder
-from sdort.machine.file_digest import file_digest
 from sdort.machine.version import __version__
-from sdort.pipelines import kept_models, remembered_hashes
-from sdort.pipelines.kept_models import MADE_OF, MODEL, USED
+from sdort.pipelines import model_cache, remembered_hashes
+from sdort.pipelines.model_cache import MADE_OF, MODEL, USED
 
 MAKING = Making(("unet",), "cpu")
 
@@ -161,8 +162,8 @@ def test_what_is_not_made_whole_leaves_nothing(
 
 def _release() -> None:
     """As where the processes that used the models have ended."""
-    while kept_models._HELD:
-        kept_models._HELD.popitem()[1].close()
+    while model_cache._HELD:
+        model_cache._HELD.popitem()[1].close()
 
 
 def test_the_least_recently_used_go_where_the_room_is_full(
@@ -175,7 +176,7 @@ def test_the_least_recently_used_go_where_the_room_is_full(
 
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
     monkeypatch.setattr(making, "_result_bytes", lambda *_: 100)
-    assert cache_limit().limit == room.DEFAULT_LIMIT
+    assert cache_limit().limit == limits.DEFAULT_LIMIT
     folders = {name: made(name) for name in ("a", "b", "c")}
     size = folder_bytes(folders["a"])
     cache_limit(3 * size + 100)
@@ -207,7 +208,7 @@ def test_a_model_that_is_taken_again_is_used_from_then_on(take: Callable[[Any, M
     folder = optimized_model(file, MAKING).parent
     os.utime(folder / USED, (1, 1))
     assert take(find_checkpoint(file), MAKING) == folder / MODEL
-    assert kept_models.read_kept(folder).used > kept_models.read_kept(folder).made - 60
+    assert model_cache.read_kept(folder).used > model_cache.read_kept(folder).made - 60
 
 
 def test_models_of_another_version_go_before_those_that_were_used_earlier(
@@ -219,22 +220,22 @@ def test_models_of_another_version_go_before_those_that_were_used_earlier(
         folder = models_folder() / f"model-{number:032x}"
         folder.mkdir(parents=True)
         (folder / MODEL).write_bytes(bytes(10_000))
-        kept_models.write_kept(folder, name, "somebody/a", {"sdort": version, "provider": "cpu", "precision": "fp32"})
+        model_cache.write_kept(folder, name, "somebody/a", {"sdort": version, "provider": "cpu", "precision": "fp32"})
         os.utime(folder / USED, (used, used))
     cache_limit(cache_limit().used)
-    room.make_room("a", 30_000)
+    limits.make_room("a", 30_000)
     assert re.findall(r"removed from the cache: (\w+)", capsys.readouterr().err) == ["past", "next", "new"]
-    assert [kept.name for kept in kept_models.kept_models()] == ["newer"]
+    assert [kept.name for kept in model_cache.kept_models()] == ["newer"]
 
 
 def test_kept_models_are_those_whose_records_are_whole_the_last_used_first(tmp_path: Path) -> None:
     for number, used in enumerate((30, 10, 40, 20)):
         folder = models_folder() / f"model-{number:032x}"
         folder.mkdir(parents=True)
-        kept_models.write_kept(folder, str(number), "somebody/a", {})
+        model_cache.write_kept(folder, str(number), "somebody/a", {})
         os.utime(folder / USED, (used, used))
     (models_folder() / f"model-{1:032x}" / MADE_OF).write_text("{}")
-    assert [kept.name for kept in kept_models.kept_models()] == ["2", "0", "3"]
+    assert [kept.name for kept in model_cache.kept_models()] == ["2", "0", "3"]
 
 
 def test_a_model_in_use_is_not_cleaned(tmp_path: Path) -> None:

@@ -13,13 +13,13 @@ from PIL import Image
 from support.pipelines import locked, trace_folder
 
 import sdort
+from sdort.checkpoints.configs import MANIFEST, write_json
 from sdort.demo import DEMO, DEMO_FOLDER
 from sdort.exporter.command import export, open_export
+from sdort.files.cache_folder import models_folder
 from sdort.first_use import making
-from sdort.machine.cache_folder import models_folder
 from sdort.optimizer.command import optimize, optimize_request
 from sdort.optimizer.optimize_request import OptimizeRequest
-from sdort.pipelines.configs import MANIFEST, write_json
 from sdort.pipelines.folder import PipelineFolder
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.

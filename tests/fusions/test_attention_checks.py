@@ -12,10 +12,10 @@ import pytest
 from support.small_graphs import edit, load, operators, parse, run, to_proto
 
 from sdort.errors import BadModelError
+from sdort.graph.model import Model
+from sdort.graph.symbolic import symbol
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.model import Model
-from sdort.model.symbolic import symbol
 from sdort.passes import attention_form as attention_pass
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import Outcome, apply_stage

@@ -15,9 +15,9 @@ import pytest
 from support.fusion_models import CASES, TOLERANCE, before_model, feeds
 from support.small_graphs import edit
 
-from sdort.emulation.standard import expand
+from sdort.engines.standard_operators import expand
+from sdort.graph.model import Model
 from sdort.lowering.component_report import count_operators
-from sdort.model.model import Model
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
 from sdort.passes import upgrade

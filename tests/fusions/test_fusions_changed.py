@@ -15,9 +15,9 @@ from support.changed_models import OPEN, changed_models, copy
 from support.fusion_models import CASES, CHANGED_CASES, TOLERANCE, before_model
 from support.small_graphs import run, to_proto
 
-from sdort.emulation.standard import expand
+from sdort.engines.standard_operators import expand
 from sdort.errors import SdortError
-from sdort.model.model import Model
+from sdort.graph.model import Model
 from sdort.onnx_io.load import from_proto
 from sdort.passes import attention_form
 from sdort.rewrite.apply import apply_fusion

@@ -10,7 +10,7 @@ import pytest
 from numpy.lib.stride_tricks import sliding_window_view
 from support.small_graphs import Described, edit, feeds_for, operators, parse, run
 
-from sdort.model.weights import Absent, Inline, Weight
+from sdort.graph.weights import Absent, Inline, Weight
 from sdort.onnx_io.expression_inverse import parameter_values
 from sdort.onnx_io.expression_json import decode, encode
 from sdort.providers import PROVIDER_NAMES

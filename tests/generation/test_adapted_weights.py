@@ -16,17 +16,17 @@ import pytest
 from safetensors.numpy import save_file
 from support.weight_expressions import Chain, Values, drawn, leaf, replaceable, store
 
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.adapters.adapter_file import read_adapter
+from sdort.adapters.weight_deltas import Delta, Factor, Whole
 from sdort.errors import BadModelError, ParityError
-from sdort.generation import adapted_weights
-from sdort.generation.adapted_weights import AdapterPlan, RunningAdapters, _merged, is_adaptable, switched
-from sdort.model.signature import Array
-from sdort.model.weights import Absent, Cast, Concatenated, Transposed
+from sdort.generation.denoising import adapted_weights
+from sdort.generation.denoising.adapted_weights import AdapterPlan, RunningAdapters, _merged, is_adaptable, switched
+from sdort.graph.signature import Array
+from sdort.graph.weights import Absent, Cast, Concatenated, Transposed
 from sdort.onnx_io.expression_inverse import parameter_values
 from sdort.onnx_io.expression_json import decode_origin
 from sdort.onnx_io.overridable import ReplaceableWeight
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.adapters.adapter_file import read_adapter
-from sdort.pipelines.adapters.delta import Delta, Factor, Whole
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.session import Session
 

@@ -15,13 +15,13 @@ import numpy as np
 import pytest
 from support.weight_expressions import Chain, Values, drawn, leaf, replaceable, store
 
+from sdort.adapters.weight_deltas import Delta, Factor, Form, Hadamard, LowRank, Product, Table
 from sdort.errors import ParityError
-from sdort.generation.adapted_weights import _merged, switched
-from sdort.model.signature import Array, Factors
-from sdort.model.weights import Cast, Combined, Concatenated, Reshaped, Transposed
+from sdort.generation.denoising.adapted_weights import _merged, switched
+from sdort.graph.signature import Array, Factors
+from sdort.graph.weights import Cast, Combined, Concatenated, Reshaped, Transposed
 from sdort.onnx_io.expression_factors import added_factors
 from sdort.onnx_io.overridable import ReplaceableWeight
-from sdort.pipelines.adapters.delta import Delta, Factor, Form, Hadamard, LowRank, Product, Table
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import weight_sums

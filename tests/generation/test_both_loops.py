@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 from onnx import TensorProto, numpy_helper, parser
 
-from sdort.generation import host_loop
-from sdort.generation.beginning import Beginning
-from sdort.generation.bound_unet import Batch
-from sdort.generation.device_loop import Loop
-from sdort.generation.recurrence import Recurrence
-from sdort.generation.step_conditions import StepConditions
-from sdort.model.signature import Array
+from sdort.generation.denoising import host_loop
+from sdort.generation.denoising.device_loop import Loop
+from sdort.generation.latents.start_latents import Beginning
+from sdort.generation.schedules.recurrence import Recurrence
+from sdort.graph.signature import Array
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
+from sdort.runtime.step.bound_unet import Batch
+from sdort.runtime.step.step_conditions import StepConditions
 
 STEPS, LATENT, RESIDUAL = 3, (4, 2, 3), "mid_block_additional_residual"
 KEY = np.array([[1, 2, 0, 1], [0, -1, 1, 2], [2, 0, 1, -1]]) / 4
@@ -163,7 +163,7 @@ class Schedule:
         return Recurrence(self.times, np.array(inputs), latents, self.masked, outside)
 
     def steps(self) -> Any:
-        """As :class:`sdort.generation.schedule_part.PartSteps`."""
+        """As :class:`sdort.generation.schedules.schedule_part.PartSteps`."""
 
         def step(number: int, output: Any, latents: Any, draw: Any) -> Any:
             made = float(self.keep[number]) * latents + float(self.add[number]) * output
@@ -184,7 +184,10 @@ class Schedule:
 
 
 class Steering:
-    """As :class:`sdort.generation.running_controls.Controls`: another residual in each step, none in the second."""
+    """Another residual in each step, none in the second.
+
+    In the place of :class:`sdort.generation.denoising.running_controls.Controls`.
+    """
 
     values = (0.5, 0.0, -1.25)
 

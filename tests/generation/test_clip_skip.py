@@ -16,7 +16,7 @@ from sdort.families.data.sd1 import FAMILY as SD1
 from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.first_use.command import run
 from sdort.generation.pipeline import load_pipeline
-from sdort.generation.request import Request
+from sdort.generation.requests.request import Request
 from sdort.optimizer.command import optimize
 from sdort.pipelines.conditioning import encoder_outputs
 from sdort.providers.runtime_options import RuntimeOptions

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from sdort.generation.comfyui_graph import _Graph, read_comfyui_graph
-from sdort.generation.infotext import Infotext
+from sdort.generation.files.comfyui_graph import _Graph, read_comfyui_graph
+from sdort.generation.files.infotext import Infotext
 
 Graph = dict[str, dict[str, Any]]
 Place = tuple[str, str]

@@ -26,13 +26,13 @@ from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, MemoryShortageError, SdortError, UsageError
 from sdort.generation import keep_tuning, memory_need
 from sdort.generation import pipeline as pipeline_module
-from sdort.generation.control_choice import ControlChoice, parse_control_choice
-from sdort.generation.control_plan import plan_controls
-from sdort.generation.request import Request
+from sdort.generation.requests.control_choice import ControlChoice, parse_control_choice
+from sdort.generation.requests.control_plan import plan_controls
+from sdort.generation.requests.request import Request
 from sdort.optimizer.command import optimize
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
-from sdort.runtime.unsteered import remove_control_inputs
+from sdort.runtime.step.control_inputs_removed import remove_control_inputs
 from sdort.verification.metrics import psnr
 from sdort.workload.residuals import all_residuals, residual_shapes
 

@@ -14,14 +14,14 @@ from support.tiny_pipeline import Tiny
 
 from sdort.errors import MemoryShortageError, ProviderError
 from sdort.first_use.command import run
-from sdort.generation import decode
-from sdort.generation.decode import Decoder, Plan, Planner, in_tiles, ramp, starts
-from sdort.generation.footprint import Footprint
+from sdort.generation.latents import decode
+from sdort.generation.latents.decode import Decoder, Plan, Planner, in_tiles, ramp, starts
+from sdort.generation.latents.graph_sizes import Footprint
 from sdort.generation.pipeline import load_pipeline
-from sdort.generation.request import Request
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import TensorSpec
 from sdort.machine.gpus import free_memory
 from sdort.machine.system import System
-from sdort.model.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM

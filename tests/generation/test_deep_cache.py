@@ -17,13 +17,14 @@ from support.tiny_pipeline import Tiny
 
 import sdort
 from sdort.errors import BadModelError, UsageError
-from sdort.generation import bound_unet, device_loop
-from sdort.generation.deep_cache import whole_calls
-from sdort.generation.step_conditions import StepConditions
+from sdort.generation.denoising import device_loop
+from sdort.generation.requests.deep_cache import whole_calls
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import opener, placed_weights, session
 from sdort.runtime.session import Session, open_session
+from sdort.runtime.step import bound_unet
+from sdort.runtime.step.step_conditions import StepConditions
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 OPTIONS: dict[str, Any] = {"steps": 5, "seed": 3}

@@ -15,12 +15,13 @@ from support.tiny_pipeline import Tiny
 
 from sdort import run
 from sdort.errors import SdortError, UsageError
-from sdort.generation import dynamic_prompts, wildcards
-from sdort.generation.dynamic_prompts import draw_text, has_forms, unescaped
-from sdort.generation.image_texts import read_texts
+from sdort.generation.files.image_texts import read_texts
 from sdort.generation.job import plan_jobs
-from sdort.generation.prompt_syntax import read_prompt
-from sdort.generation.wildcards import Wildcards
+from sdort.generation.prompts import wildcards
+from sdort.generation.prompts.prompt_syntax import read_prompt
+from sdort.generation.prompts.wildcards import Wildcards
+from sdort.generation.requests import dynamic_prompts
+from sdort.generation.requests.dynamic_prompts import draw_text, has_forms, unescaped
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

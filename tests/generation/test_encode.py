@@ -11,10 +11,10 @@ from support.tiny_pipeline import Tiny, with_encoder
 
 import sdort
 from sdort.errors import MemoryShortageError
-from sdort.generation.decode import Plan
-from sdort.generation.encode import Encoder
-from sdort.generation.footprint import Footprint
-from sdort.model.signature import TensorSpec
+from sdort.generation.latents.decode import Plan
+from sdort.generation.latents.encode import Encoder
+from sdort.generation.latents.graph_sizes import Footprint
+from sdort.graph.signature import TensorSpec
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

@@ -13,11 +13,11 @@ import pytest
 from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation import image_texts, infotext, input_image
-from sdort.generation.from_image import _fitting, _images, _of_scheduler, _taken_over
-from sdort.generation.image_programs import _object
-from sdort.generation.image_texts import _comment, _unicode, read_texts
-from sdort.generation.infotext import (
+from sdort.generation.files import image_texts, infotext
+from sdort.generation.files.from_image import _fitting, _images, _of_scheduler, _taken_over
+from sdort.generation.files.image_programs import _object
+from sdort.generation.files.image_texts import _comment, _unicode, read_texts
+from sdort.generation.files.infotext import (
     Infotext,
     _divided,
     _pairs,
@@ -30,7 +30,8 @@ from sdort.generation.infotext import (
     _unknown,
     _unquoted,
 )
-from sdort.generation.input_image import (
+from sdort.generation.pictures import input_image
+from sdort.generation.pictures.input_image import (
     _check_pixels,
     _check_tiles,
     _eight_bits,
@@ -40,8 +41,8 @@ from sdort.generation.input_image import (
     on_white,
     read_image,
 )
-from sdort.generation.mask_meaning import _is_drawn, selected_by
-from sdort.pipelines.scheduler_names import SAMPLERS, WITH_ETA, WITHOUT_SPACING, find_scheduler
+from sdort.generation.pictures.mask_meaning import _is_drawn, selected_by
+from sdort.samplers.scheduler_names import SAMPLERS, WITH_ETA, WITHOUT_SPACING, find_scheduler
 
 # Texts in Exif
 

@@ -21,19 +21,19 @@ from support.tiny_pipeline import Tiny
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ProviderError, UsageError
-from sdort.errors.declared_options import declared
+from sdort.files.file_digest import file_digest
 from sdort.first_use.command import run
-from sdort.generation.from_image import COMPARED, GIVEN_AGAIN, REPLAYED, DrawnWith, read_image_options
-from sdort.generation.image_texts import MAX_TEXT, read_texts
-from sdort.generation.infotext import parameters_text, read_infotext
+from sdort.generation.files.from_image import COMPARED, GIVEN_AGAIN, REPLAYED, DrawnWith, read_image_options
+from sdort.generation.files.image_texts import MAX_TEXT, read_texts
+from sdort.generation.files.infotext import parameters_text, read_infotext
+from sdort.generation.files.output_names import fill_template
+from sdort.generation.files.prompts_file import read_lines
 from sdort.generation.job import plan_jobs, plan_paths
-from sdort.generation.output_names import fill_template
 from sdort.generation.pipeline import TextToImage
-from sdort.generation.prompts_file import read_lines
-from sdort.generation.record import AdapterRecord, ControlRecord, GenerationRecord, IpAdapterRecord
-from sdort.generation.seeds import read_seeds
-from sdort.generation.typed_options import GENERATION, GenerationOptions
-from sdort.machine.file_digest import file_digest
+from sdort.generation.requests.record import AdapterRecord, ControlRecord, GenerationRecord, IpAdapterRecord
+from sdort.generation.requests.seeds import read_seeds
+from sdort.generation.requests.typed_options import GENERATION, GenerationOptions
+from sdort.options.declared_options import declared
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

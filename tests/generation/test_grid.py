@@ -13,8 +13,8 @@ from support.tiny_pipeline import Tiny
 import sdort
 from sdort.errors import OutputError, UsageError
 from sdort.generation import command
+from sdort.generation.files.image_texts import read_texts
 from sdort.generation.grid import check_grid, columns_of, grid_path, grid_pixels
-from sdort.generation.image_texts import read_texts
 from sdort.generation.job import plan_jobs, plan_paths
 from sdort.providers.runtime_options import RuntimeOptions
 

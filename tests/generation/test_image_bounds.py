@@ -7,8 +7,8 @@ import zlib
 
 import pytest
 
-from sdort.generation import image_structure
-from sdort.generation.image_structure import _Layout, check_directories, count_pictures, png_chunks
+from sdort.generation.pictures import image_structure
+from sdort.generation.pictures.image_structure import _Layout, check_directories, count_pictures, png_chunks
 
 APP0, EXIF, COMMENT, SCAN, END = 0xE0, 0xE1, 0xFE, 0xDA, b"\xff\xd9"
 MARK = b"Exif\0\0"

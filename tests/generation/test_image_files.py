@@ -15,12 +15,12 @@ from support.tiny_pipeline import Tiny
 
 from sdort import load, run
 from sdort.errors import UsageError
-from sdort.generation.decode import Plan
-from sdort.generation.from_image import read_image_options
-from sdort.generation.image_files import FORMATS, check_sides, check_texts, format_of, save_image
-from sdort.generation.image_texts import read_texts
+from sdort.generation.files.from_image import read_image_options
+from sdort.generation.files.image_files import FORMATS, check_sides, check_texts, format_of, save_image
+from sdort.generation.files.image_texts import read_texts
 from sdort.generation.job import plan_jobs, plan_paths
-from sdort.generation.record import GenerationRecord, StageSeconds
+from sdort.generation.latents.decode import Plan
+from sdort.generation.requests.record import GenerationRecord, StageSeconds
 from sdort.generation.result import Image as Made
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

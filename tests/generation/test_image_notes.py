@@ -12,9 +12,9 @@ import pytest
 from PIL import ExifTags, Image
 
 from sdort.errors import UsageError
-from sdort.generation.from_image import read_image_options
-from sdort.generation.image_texts import read_texts
-from sdort.generation.infotext import _NAMED, _OTHERS, _TOLD, read_infotext
+from sdort.generation.files.from_image import read_image_options
+from sdort.generation.files.image_texts import read_texts
+from sdort.generation.files.infotext import _NAMED, _OTHERS, _TOLD, read_infotext
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 PARAMETERS = "Steps: 3, Sampler: Euler, Seed: 5"

@@ -14,12 +14,13 @@ import pytest
 from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation import image_structure, image_texts, prompts_file
-from sdort.generation.image_structure import MAX_EXIF_SEGMENTS, MAX_SCANS, check_directories, count_pictures
-from sdort.generation.image_texts import read_texts
-from sdort.generation.input_image import read_image
+from sdort.generation.files import image_texts, prompts_file
+from sdort.generation.files.image_texts import read_texts
+from sdort.generation.files.prompts_file import read_lines
 from sdort.generation.job import plan_jobs
-from sdort.generation.prompts_file import read_lines
+from sdort.generation.pictures import image_structure
+from sdort.generation.pictures.image_structure import MAX_EXIF_SEGMENTS, MAX_SCANS, check_directories, count_pictures
+from sdort.generation.pictures.input_image import read_image
 
 NOISE = np.random.default_rng(0).integers(0, 256, (40, 56, 3), np.uint8)
 EXIF = Image.Exif()

@@ -16,10 +16,10 @@ from PIL import Image
 from support.infotext import read_infotext, record
 
 from sdort.errors import UsageError
-from sdort.generation import images
-from sdort.generation.image_files import save_image
-from sdort.generation.infotext import parameters_text
-from sdort.generation.request import MAX_PROMPT, Request, each_prompt
+from sdort.generation.files.image_files import save_image
+from sdort.generation.files.infotext import parameters_text
+from sdort.generation.pictures import images
+from sdort.generation.requests.request import MAX_PROMPT, Request, each_prompt
 
 FORGED = "a cat\nNegative prompt: dog\nSteps: 1, Sampler: x, CFG scale: 1, Seed: 1, Size: 8x8, Model hash: evil"
 PROMPTS = [

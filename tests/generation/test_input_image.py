@@ -13,8 +13,8 @@ import pytest
 from PIL import Image
 
 from sdort.errors import UsageError
-from sdort.generation import input_image
-from sdort.generation.input_image import read_image, read_mask
+from sdort.generation.pictures import input_image
+from sdort.generation.pictures.input_image import read_image, read_mask
 
 GREY = np.arange(0, 256, dtype=np.uint8).reshape(16, 16)
 COLOUR = np.stack([GREY, GREY.T, 255 - GREY], axis=2)

@@ -19,14 +19,14 @@ from support.tiny_control import export_part
 from support.tiny_ip_adapter import DEPTH, ENCODER, build_image_encoder, build_ip_adapter, published_state
 
 import sdort
+from sdort.checkpoints.clip_processing import usual_processing
 from sdort.console import quiet_libraries
 from sdort.errors import SdortError
-from sdort.generation.clip_pixels import clip_pixels
-from sdort.generation.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
-from sdort.generation.ip_adapter_tokens import check_ip_adapter_images
+from sdort.generation.denoising.ip_adapter_tokens import check_ip_adapter_images
+from sdort.generation.pictures.clip_pixels import clip_pixels
+from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.optimizer.command import optimize
-from sdort.pipelines.clip_processing import usual_processing
-from sdort.runtime.unsteered import remove_control_inputs
+from sdort.runtime.step.control_inputs_removed import remove_control_inputs
 from sdort.verification.metrics import psnr
 
 LIKE = 60

@@ -15,12 +15,12 @@ from PIL import Image
 from sdort.errors import OutputError, ParityError, UsageError
 from sdort.generation import command, job
 from sdort.generation.command import Pipeline
-from sdort.generation.from_image import DrawnWith
-from sdort.generation.images import Generated
+from sdort.generation.files.from_image import DrawnWith
 from sdort.generation.job import Job, plan_job, plan_jobs, plan_paths
-from sdort.generation.request import Request
-from sdort.generation.typed_options import PreviewOptions
-from sdort.generation.usual_sampling import Sampling
+from sdort.generation.pictures.images import Generated
+from sdort.generation.requests.default_sampling import Sampling
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.typed_options import PreviewOptions
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 

@@ -13,12 +13,16 @@ import pytest
 from support.tiny_pipeline import Tiny
 
 import sdort
-from sdort.generation import keep_tuning, memory_need, recurrence, request_plan, schedulers, stages
-from sdort.machine import input_file
+from sdort.checkpoints import configs
+from sdort.files import input_file
+from sdort.generation import keep_tuning, memory_need, request_plan
+from sdort.generation.requests import stages
+from sdort.generation.schedules import recurrence, schedulers
 from sdort.onnx_io import component_file, wire
-from sdort.pipelines import configs, folder
+from sdort.pipelines import folder
 from sdort.rewrite.inference import facts_at_sizes
-from sdort.runtime import activations, announcement, prepared_tensors, step_split
+from sdort.runtime import activations, provider_message
+from sdort.runtime.step import prepared_tensors, step_split
 from sdort.samplers.sampler import FormulaSampler
 from sdort.workload import cases
 
@@ -29,7 +33,7 @@ NEVER = (
     input_file.read_input, wire.read_graph, component_file.read_component, component_file.declared_inputs,
     component_file._weight_bytes, configs.read_config, folder.open_folder, step_split.split_step,
     prepared_tensors.prepared_tensors, activations._counted, facts_at_sizes.facts_at,
-    memory_need._first_channels, announcement.custom_ops_hash,
+    memory_need._first_channels, provider_message.custom_ops_hash,
     # of the schedule
     schedulers.load_sampler, FormulaSampler.__init__, recurrence.find_recurrence,
     # of the tuning that nobody asked for

@@ -18,21 +18,17 @@ from support import rocm_stub, tiny_pipeline
 from support.loop_models import UNET
 
 from sdort.errors import CancelledError, ParityError, UsageError
-from sdort.generation import bound_unet, known_schedules
-from sdort.generation import device_loop as loop_module
-from sdort.generation.bound_unet import Batch
-from sdort.generation.device_buffer import Buffer
-from sdort.generation.device_loop import Loop, open_sum
-from sdort.generation.diffusers_sampler import DiffusersSampler
-from sdort.generation.known_schedules import KnownSchedule
-from sdort.generation.recurrence import Recurrence, find_recurrence
-from sdort.generation.request import Request, sampler_of
-from sdort.generation.schedule_part import WHOLE, Begin, Part
-from sdort.generation.schedulers import choose_scheduler
-from sdort.generation.step_conditions import StepConditions
-from sdort.machine.cache_folder import schedules_folder
+from sdort.files.cache_folder import schedules_folder
+from sdort.generation.denoising import device_loop as loop_module
+from sdort.generation.denoising.device_loop import Loop, open_sum
+from sdort.generation.requests import schedule_cache
+from sdort.generation.requests.request import Request, sampler_of
+from sdort.generation.requests.schedule_cache import KnownSchedule
+from sdort.generation.schedules.diffusers_sampler import DiffusersSampler
+from sdort.generation.schedules.recurrence import Recurrence, find_recurrence
+from sdort.generation.schedules.schedule_part import WHOLE, Begin, Part
+from sdort.generation.schedules.schedulers import choose_scheduler
 from sdort.pipelines.folder import PipelineFolder
-from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
@@ -40,6 +36,11 @@ from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session, open_session
+from sdort.runtime.step import bound_unet
+from sdort.runtime.step.bound_unet import Batch
+from sdort.runtime.step.device_buffer import Buffer
+from sdort.runtime.step.step_conditions import StepConditions
+from sdort.samplers.scheduler_names import SAMPLERS, find_scheduler
 
 Array = np.ndarray[Any, Any]
 
@@ -115,7 +116,7 @@ def test_a_schedule_is_computed_once(known: KnownSchedule, monkeypatch: pytest.M
     def ask(*args: object) -> Any:
         raise ConnectionError
 
-    monkeypatch.setattr(known_schedules, "sampler_of", ask)
+    monkeypatch.setattr(schedule_cache, "sampler_of", ask)
     assert known.counts() == counts
     assert [values(known.recurrence(part)) for part in parts] == [values(each) for each in first]
     others = [replace(known, steps=6), replace(known, request=replace(known.request, timestep_spacing="trailing"))]
@@ -172,10 +173,10 @@ def test_a_new_option_of_a_scheduler_has_its_own_schedule(
             scheduler("ddim", steps, **({"beta_end": request.beta_end} if request.beta_end else {}))
         )
 
-    monkeypatch.setattr(known_schedules, "sampler_of", with_betas)
-    monkeypatch.setattr(known_schedules, "choose_scheduler", lambda *_, **options: "any")
-    monkeypatch.setattr(known_schedules, "has_formulas", lambda choice: False)
-    monkeypatch.setattr(known_schedules, "check_installed", lambda choice: None)
+    monkeypatch.setattr(schedule_cache, "sampler_of", with_betas)
+    monkeypatch.setattr(schedule_cache, "choose_scheduler", lambda *_, **options: "any")
+    monkeypatch.setattr(schedule_cache, "has_formulas", lambda choice: False)
+    monkeypatch.setattr(schedule_cache, "check_installed", lambda choice: None)
     requests = [Extended("", steps=5, beta_end=end, seed=seed) for end, seed in ((None, 1), (0.03, 1), (None, 2))]
     plain, other, again = (values(replace(known, request=each).recurrence(WHOLE)) for each in requests)
     assert plain != other
@@ -189,11 +190,11 @@ def test_a_new_option_of_a_scheduler_has_its_own_schedule(
 def test_a_strangers_schedule_is_computed_anew(
     known: KnownSchedule, change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, pack = values(known.recurrence(WHOLE)), known_schedules._pack
+    first, pack = values(known.recurrence(WHOLE)), schedule_cache._pack
     for path in schedules_folder().glob("*.schedule"):
         path.unlink()
     with monkeypatch.context() as patch:
-        patch.setattr(known_schedules, "_pack", lambda recurrence: change(pack(recurrence)))
+        patch.setattr(schedule_cache, "_pack", lambda recurrence: change(pack(recurrence)))
         known.recurrence(WHOLE)
     computed: list[Part] = []
 
@@ -201,7 +202,7 @@ def test_a_strangers_schedule_is_computed_anew(
         computed.append(part)
         return find_recurrence(make, part)
 
-    monkeypatch.setattr(known_schedules, "find_recurrence", compute)
+    monkeypatch.setattr(schedule_cache, "find_recurrence", compute)
     assert values(known.recurrence(WHOLE)) == first
     assert computed == [WHOLE]
 
@@ -516,14 +517,14 @@ def test_too_many_rows_do_not_fit(tmp_path: Path) -> None:
 
 SCRIPT = """
 import sys, pathlib, numpy
-from sdort.generation.bound_unet import Batch
-from sdort.generation.device_buffer import Buffer
-from sdort.generation.device_loop import Loop
+from sdort.runtime.step.bound_unet import Batch
+from sdort.runtime.step.device_buffer import Buffer
+from sdort.generation.denoising.device_loop import Loop
 from sdort.runtime.opener import create_session
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.generation.recurrence import Recurrence
-from sdort.generation.step_conditions import StepConditions
+from sdort.generation.schedules.recurrence import Recurrence
+from sdort.runtime.step.step_conditions import StepConditions
 from sdort.runtime.session import Session
 
 options = RuntimeOptions("rocm", custom_ops="off", graph=sys.argv[3] == "graph")

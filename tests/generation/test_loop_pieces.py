@@ -16,27 +16,29 @@ from support.noting import noting
 
 from sdort.errors import UsageError
 from sdort.families.unet import UNET
-from sdort.generation import adapted_weights, bound_unet, device_loop, running_controls, stages
-from sdort.generation.bound_unet import Batch, BoundBuffers
-from sdort.generation.control_plan import _other_inputs, _other_outputs
-from sdort.generation.decode import Decoder
-from sdort.generation.device_buffer import Buffer
-from sdort.generation.device_loop import StepAccumulator
-from sdort.generation.diffusers_sampler import drawing_from
-from sdort.generation.host_loop import _predict, embed_guidance
-from sdort.generation.known_schedules import ScheduleCounts, _arrays, _pack, _unpack
+from sdort.generation.denoising import adapted_weights, device_loop, running_controls
+from sdort.generation.denoising.device_loop import StepAccumulator
+from sdort.generation.denoising.host_loop import _predict, embed_guidance
+from sdort.generation.denoising.running_controls import _bound_sum, _BoundNet
+from sdort.generation.latents.decode import Decoder
 from sdort.generation.memory_need import _largest_attention
-from sdort.generation.prompt_schedule import Clock
-from sdort.generation.recurrence import Recurrence, _agrees, _unit, _unit_walk
-from sdort.generation.refiner import _latents
-from sdort.generation.running_controls import _bound_sum, _BoundNet
-from sdort.generation.schedule_part import WHOLE, Begin, Part
-from sdort.generation.schedulers import _try_steps, _with_zero_snr
-from sdort.generation.stages import Stage, _stage
-from sdort.generation.step_conditions import StepConditions
-from sdort.generation.terminal_picture import _kitty, _png, _runs, _sixel
-from sdort.generation.text_conditioning import _extended
-from sdort.model.signature import TensorSpec
+from sdort.generation.pictures.terminal_picture import _kitty, _png, _runs, _sixel
+from sdort.generation.prompts.prompt_schedule import Clock
+from sdort.generation.prompts.text_conditioning import _extended
+from sdort.generation.requests import stages
+from sdort.generation.requests.control_plan import _other_inputs, _other_outputs
+from sdort.generation.requests.refiner import _latents
+from sdort.generation.requests.schedule_cache import ScheduleCounts, _arrays, _pack, _unpack
+from sdort.generation.requests.stages import Stage, _stage
+from sdort.generation.schedules.diffusers_sampler import drawing_from
+from sdort.generation.schedules.recurrence import Recurrence, _agrees, _unit, _unit_walk
+from sdort.generation.schedules.schedule_part import WHOLE, Begin, Part
+from sdort.generation.schedules.schedulers import _try_steps, _with_zero_snr
+from sdort.graph.signature import TensorSpec
+from sdort.runtime.step import bound_unet
+from sdort.runtime.step.bound_unet import Batch, BoundBuffers
+from sdort.runtime.step.device_buffer import Buffer
+from sdort.runtime.step.step_conditions import StepConditions
 
 FP16, FP32 = np.dtype(np.float16), np.dtype(np.float32)
 

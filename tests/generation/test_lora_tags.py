@@ -11,14 +11,14 @@ from safetensors.numpy import save_file
 from support.adapter_files import make_lora
 from support.tiny_pipeline import Tiny
 
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.checkpoints.safetensors import Header, read_header
 from sdort.errors import UsageError
 from sdort.exporter.baked_adapters import apply_adapters
-from sdort.generation import lora_tags
 from sdort.generation.job import plan_jobs
-from sdort.generation.lora_tags import LoraFolder
-from sdort.generation.prompt_syntax import plain_names
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.safetensors import Header, read_header
+from sdort.generation.prompts.prompt_syntax import plain_names
+from sdort.generation.requests import lora_tags
+from sdort.generation.requests.lora_tags import LoraFolder
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 

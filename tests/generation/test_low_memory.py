@@ -19,10 +19,11 @@ import sdort
 from sdort import console
 from sdort.cli import cli
 from sdort.errors import MemoryShortageError, UsageError
-from sdort.generation import low_memory, memory_need, step_progress
-from sdort.generation.request import Request
+from sdort.generation import low_memory, memory_need
+from sdort.generation.denoising import step_progress
+from sdort.generation.denoising.session_groups import Opened, joined_openings
 from sdort.generation.request_plan import plan_request
-from sdort.generation.session_groups import Opened, joined_openings
+from sdort.generation.requests.request import Request
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.runtime import memory

@@ -10,10 +10,10 @@ from support.tiny_pipeline import Tiny
 
 import sdort
 from sdort.errors import BadModelError, MemoryShortageError
-from sdort.generation import footprint, memory_need
-from sdort.generation.footprint import Footprint, decoder_footprint
-from sdort.generation.prepared_inputs import prepared_rows
-from sdort.generation.request import Request
+from sdort.generation import memory_need
+from sdort.generation.latents import graph_sizes
+from sdort.generation.latents.graph_sizes import Footprint, decoder_footprint
+from sdort.generation.requests.request import Request
 from sdort.machine.gpus import free_memory
 from sdort.machine.system import System
 from sdort.pipelines.folder import open_folder, pixels_of
@@ -22,7 +22,8 @@ from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.prepared_tensors import prepared_tensors, split_file
+from sdort.runtime.step.prepared_inputs import prepared_rows
+from sdort.runtime.step.prepared_tensors import prepared_tensors, split_file
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.warmup import items
@@ -50,7 +51,7 @@ def test_scores_count_where_they_are_held(
 ) -> None:
     file = open_folder(tiny.onnx).file("vae_decoder")
     if fused:
-        monkeypatch.setattr(footprint, "keeps_scores", lambda _: False)
+        monkeypatch.setattr(graph_sizes, "keeps_scores", lambda _: False)
     assert decoder_footprint(file, on) == Footprint(4, copies)
 
 

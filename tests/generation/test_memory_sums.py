@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from sdort.errors import MemoryShortageError
+from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.generation import memory_need
-from sdort.generation.decode import Plan
-from sdort.generation.footprint import Footprint, decoder_footprint, element_bytes, keeps_scores
-from sdort.generation.input_image import InputImage
-from sdort.generation.request import Request
-from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
-from sdort.model.signature import TensorSpec
+from sdort.generation.latents.decode import Plan
+from sdort.generation.latents.graph_sizes import Footprint, decoder_footprint, element_bytes, keeps_scores
+from sdort.generation.pictures.input_image import InputImage
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX

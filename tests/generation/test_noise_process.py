@@ -12,8 +12,8 @@ import torch
 from support.tiny_pipeline import SCHEDULER
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation.schedulers import load_scheduler, set_steps
-from sdort.pipelines.scheduler_names import CLASSES, SAMPLERS, noise_process
+from sdort.generation.schedules.schedulers import load_scheduler, set_steps
+from sdort.samplers.scheduler_names import CLASSES, SAMPLERS, noise_process
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
 

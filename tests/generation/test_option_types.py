@@ -13,11 +13,11 @@ from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
 from sdort.first_use.command import load, run
+from sdort.generation.files.prompts_file import OF_A_LINE
 from sdort.generation.job import plan_jobs
-from sdort.generation.last_lines import summarize
-from sdort.generation.prompts_file import OF_A_LINE
-from sdort.generation.request import MAX_PROMPT
-from sdort.generation.typed_options import GenerationOptions, annotations_of
+from sdort.generation.requests.request import MAX_PROMPT
+from sdort.generation.requests.typed_options import GenerationOptions, annotations_of
+from sdort.generation.run_summary import summarize
 from sdort.providers.runtime_options import LoadOptions
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.

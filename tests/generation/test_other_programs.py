@@ -10,10 +10,10 @@ import pytest
 from PIL import ExifTags, Image, PngImagePlugin
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation.comfyui_graph import read_comfyui_graph
-from sdort.generation.from_image import read_image_options
-from sdort.generation.image_texts import MAX_TEXT, read_texts
-from sdort.generation.infotext import read_infotext
+from sdort.generation.files.comfyui_graph import read_comfyui_graph
+from sdort.generation.files.from_image import read_image_options
+from sdort.generation.files.image_texts import MAX_TEXT, read_texts
+from sdort.generation.files.infotext import read_infotext
 
 TEXTS = {
     "a1111 with hashes": (

@@ -20,9 +20,9 @@ from support.relisted import relist
 from sdort import load
 from sdort.cli import cli
 from sdort.errors import ParityError
-from sdort.generation.guard import dead
+from sdort.generation.denoising.guard import dead
 from sdort.generation.pipeline import load_pipeline
-from sdort.generation.request import Request
+from sdort.generation.requests.request import Request
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.limits import PSNR
 from sdort.verification.metrics import psnr

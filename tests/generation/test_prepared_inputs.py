@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from sdort.errors import UsageError
-from sdort.generation.bound_unet import Batch, batch_slices, condition_width, repeated
-from sdort.generation.device_buffer import Buffer
-from sdort.generation.prepared_inputs import (
+from sdort.graph.signature import TensorSpec
+from sdort.runtime.step.bound_unet import Batch, batch_slices, condition_width, repeated
+from sdort.runtime.step.device_buffer import Buffer
+from sdort.runtime.step.prepared_inputs import (
     StepRow,
     bind_prepared,
     bind_prompts,
@@ -20,8 +21,7 @@ from sdort.generation.prepared_inputs import (
     step_inputs,
     timed_rows,
 )
-from sdort.generation.step_conditions import StepConditions
-from sdort.model.signature import TensorSpec
+from sdort.runtime.step.step_conditions import StepConditions
 
 HALF, FLOAT, LONG = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.int64)
 

@@ -21,9 +21,9 @@ from sdort.console import NORMAL, set_verbosity
 from sdort.errors import UsageError
 from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.generation import preview_display
-from sdort.generation.diffusers_sampler import DiffusersSampler
-from sdort.generation.preview import PREVIEW_VAE, BatchPreviews, Preview, Previewer, make_decode
-from sdort.generation.terminal_picture import draw
+from sdort.generation.latents.preview import PREVIEW_VAE, BatchPreviews, Preview, Previewer, make_decode
+from sdort.generation.pictures.terminal_picture import draw
+from sdort.generation.schedules.diffusers_sampler import DiffusersSampler
 from sdort.machine import terminal
 from sdort.machine.terminal import Graphics, graphics_of, terminal_graphics
 from sdort.pipelines.folder import PipelineFolder, open_folder
@@ -88,7 +88,7 @@ def test_every_few_steps_there_is_a_preview_that_becomes_the_image(tiny: Tiny, s
 
 
 def test_through_the_host_previews_are_the_same(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sdort.generation.device_loop import Loop
+    from sdort.generation.denoising.device_loop import Loop
 
     pipeline = sdort.load(tiny.onnx, provider="cpu")
     shown: list[Preview] = []

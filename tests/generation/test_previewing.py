@@ -15,16 +15,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdort.families.component_names import DECODER
 from sdort.families.family import Latents
-from sdort.generation import preview as preview_module
 from sdort.generation import preview_display
-from sdort.generation.preview import BatchPreviews, Preview, Previewer, make_decode
+from sdort.generation.latents import preview as preview_module
+from sdort.generation.latents.preview import BatchPreviews, Preview, Previewer, make_decode
+from sdort.generation.pictures.terminal_picture import draw
 from sdort.generation.preview_display import previewing, side_by_side
-from sdort.generation.terminal_picture import draw
-from sdort.generation.typed_options import PreviewOptions
+from sdort.generation.requests.typed_options import PreviewOptions
+from sdort.graph.signature import TensorSpec
 from sdort.machine.terminal import Graphics
-from sdort.model.component_names import DECODER
-from sdort.model.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 

@@ -11,9 +11,7 @@ from typing import Any
 import pytest
 
 from sdort.errors import UsageError
-from sdort.errors.declared_options import declared
-from sdort.generation import prompt_schedule, prompts, text_conditioning
-from sdort.generation.comfyui_graph import (
+from sdort.generation.files.comfyui_graph import (
     _Graph,
     _reached,
     _take,
@@ -23,10 +21,11 @@ from sdort.generation.comfyui_graph import (
     _tell_decoding,
     _tell_sizes,
 )
-from sdort.generation.infotext import Infotext
-from sdort.generation.prompt_chunks import _by_commas, _by_words
-from sdort.generation.prompt_schedule import Clock, _pieces, read_schedule
-from sdort.generation.prompt_syntax import (
+from sdort.generation.files.infotext import Infotext
+from sdort.generation.prompts import prompt_schedule, text_conditioning
+from sdort.generation.prompts.prompt_chunks import _by_commas, _by_words
+from sdort.generation.prompts.prompt_schedule import Clock, _pieces, read_schedule
+from sdort.generation.prompts.prompt_syntax import (
     Segment,
     _broken,
     _check_weight,
@@ -35,9 +34,11 @@ from sdort.generation.prompt_syntax import (
     check_depth,
     check_weighting,
 )
-from sdort.generation.prompt_tokenizer import _older_entries, _pair_encoding, _special_and_listed
-from sdort.generation.text_conditioning import PromptReader
-from sdort.generation.typed_options import DrawnOptions
+from sdort.generation.prompts.prompt_tokenizer import _older_entries, _pair_encoding, _special_and_listed
+from sdort.generation.prompts.text_conditioning import PromptReader
+from sdort.generation.requests import tokenizers
+from sdort.generation.requests.typed_options import DrawnOptions
+from sdort.options.declared_options import declared
 
 COMMA = 9
 
@@ -268,10 +269,10 @@ def test_pairs_of_letters_from_every_form_of_the_files(form: str, tmp_path: Path
 
 
 def test_every_text_encoder_has_its_own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prompts, "load_tokenizer", str)
+    monkeypatch.setattr(tokenizers, "load_tokenizer", str)
     encoders = [SimpleNamespace(component=f"encoder {name}", tokenizer=f"tokenizer {name}") for name in "ab"]
     folder: Any = SimpleNamespace(path=Path("p"), family=SimpleNamespace(encoders=encoders))
-    found: Any = prompts.load_tokenizers(folder)
+    found: Any = tokenizers.load_tokenizers(folder)
     assert found == {f"encoder {name}": f"p/tokenizer {name}" for name in "ab"}
 
 

@@ -19,14 +19,14 @@ from support.tiny_pipeline import Tiny
 
 from sdort.errors import UsageError
 from sdort.first_use.command import run
-from sdort.generation import running_controls
+from sdort.generation.denoising import running_controls
 from sdort.generation.job import plan_jobs
 from sdort.generation.pipeline import TextToImage, load_pipeline
-from sdort.generation.prompt_schedule import Clock, read_parts, read_schedule
+from sdort.generation.prompts.prompt_schedule import Clock, read_parts, read_schedule
 from sdort.generation.recorded import HostLoop
-from sdort.generation.request import Request
-from sdort.generation.schedulers import load_scheduler
-from sdort.generation.stages import plan_stages
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.stages import plan_stages
+from sdort.generation.schedules.schedulers import load_scheduler
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.metrics import psnr
 

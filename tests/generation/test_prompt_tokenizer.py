@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
+from sdort.checkpoints.added_tokens import add_tokens
+from sdort.checkpoints.clip_merges import read_clip_merges
+from sdort.checkpoints.clip_tokenizer import write_clip_tokenizer
 from sdort.engines.torch_prompts import TransformersTokenizer
 from sdort.errors import BadModelError
 from sdort.families.family import BOS, EOS
-from sdort.generation.prompt_chunks import Vocabulary
-from sdort.generation.prompt_tokenizer import PromptTokenizer
-from sdort.generation.prompts import load_tokenizer
-from sdort.pipelines.added_tokens import add_tokens
-from sdort.pipelines.checkpoints.clip_merges import read_clip_merges
-from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
+from sdort.generation.prompts.prompt_chunks import Vocabulary
+from sdort.generation.prompts.prompt_tokenizer import PromptTokenizer
+from sdort.generation.requests.tokenizers import load_tokenizer
 
 SIZE = 49408
 """Tokens of CLIP."""

@@ -20,16 +20,16 @@ from support.conditioning import first_conditions
 from support.relisted import relist
 from support.tiny_pipeline import Tiny
 
+from sdort.adapters.adapter_choice import AdapterChoice
 from sdort.engines.torch_runners import PipelineRunner
 from sdort.errors import UsageError
 from sdort.generation.pipeline import TextToImage, load_pipeline
-from sdort.generation.prompt_chunks import Vocabulary, divide
-from sdort.generation.prompt_syntax import Segment, read_prompt
-from sdort.generation.prompts import remark_on_files
-from sdort.generation.request import Request
-from sdort.generation.text_conditioning import MAX_REPEATED, same_length
-from sdort.model.signature import TensorSpec
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
+from sdort.generation.prompts.prompt_chunks import Vocabulary, divide
+from sdort.generation.prompts.prompt_syntax import Segment, read_prompt
+from sdort.generation.prompts.text_conditioning import MAX_REPEATED, same_length
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.tokenizers import remark_on_files
+from sdort.graph.signature import TensorSpec
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.metrics import psnr
 

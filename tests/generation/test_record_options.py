@@ -10,11 +10,11 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation.from_image import REPLAYED, DrawnWith, read_image_options
-from sdort.generation.image_programs import program_of
-from sdort.generation.infotext import read_infotext
-from sdort.generation.input_image import InputImage
-from sdort.generation.request import Request
+from sdort.generation.files.from_image import REPLAYED, DrawnWith, read_image_options
+from sdort.generation.files.image_programs import program_of
+from sdort.generation.files.infotext import read_infotext
+from sdort.generation.pictures.input_image import InputImage
+from sdort.generation.requests.request import Request
 
 VALUES: dict[str, Any] = {
     "prompt": "p", "negative_prompt": "n", "prompt_2": "p2", "negative_prompt_2": "n2", "clip_skip": 2,

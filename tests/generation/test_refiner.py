@@ -24,10 +24,10 @@ from sdort.errors import BadModelError, MemoryShortageError, UsageError
 from sdort.exporter.command import export
 from sdort.generation import memory_need
 from sdort.generation import pipeline as pipeline_module
-from sdort.generation.last_lines import summarize
-from sdort.generation.refiner import handover
-from sdort.generation.request import Request
-from sdort.generation.schedulers import load_scheduler
+from sdort.generation.requests.refiner import handover
+from sdort.generation.requests.request import Request
+from sdort.generation.run_summary import summarize
+from sdort.generation.schedules.schedulers import load_scheduler
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.verification.metrics import psnr

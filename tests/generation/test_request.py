@@ -12,15 +12,13 @@ import pytest
 from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
-from sdort.errors.declared_options import ranges_of
 from sdort.families.data.sd1 import FAMILY as SD1
 from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.families.data.sdxl_refiner import FAMILY as REFINER
 from sdort.families.family import Encoder
-from sdort.generation import request as request_module
-from sdort.generation.image_noise import ImageSeed
-from sdort.generation.input_image import InputImage
-from sdort.generation.request import (
+from sdort.generation.pictures.input_image import InputImage
+from sdort.generation.requests import request as request_module
+from sdort.generation.requests.request import (
     GOES_WITH,
     MAX_PROMPT,
     Request,
@@ -32,8 +30,10 @@ from sdort.generation.request import (
     image_size,
     inpainting_channels,
 )
-from sdort.generation.typed_options import DrawnOptions
-from sdort.model.signature import TensorSpec
+from sdort.generation.requests.typed_options import DrawnOptions
+from sdort.generation.schedules.image_noise import ImageSeed
+from sdort.graph.signature import TensorSpec
+from sdort.options.declared_options import ranges_of
 
 
 def grey(height: int, width: int, level: int = 255, name: str = "photo.png") -> InputImage:

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from sdort.generation.canvas import make_canvas
-from sdort.generation.input_image import InputImage
-from sdort.generation.request import Request
-from sdort.generation.resampling import enlarged_latents, pasted, surroundings
-from sdort.model.signature import Array
+from sdort.generation.pictures.input_image import InputImage
+from sdort.generation.pictures.resampling import enlarged_latents, pasted, surroundings
+from sdort.generation.requests.canvas import make_canvas
+from sdort.generation.requests.request import Request
+from sdort.graph.signature import Array
 
 
 def drawn_sides(draw: random.Random) -> tuple[int, int]:

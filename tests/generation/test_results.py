@@ -14,13 +14,13 @@ from support.infotext import read_infotext, record
 
 from sdort.errors import OutputError, UsageError
 from sdort.errors.plain_text import one_line
-from sdort.generation import image_files
-from sdort.generation.image_files import free_for_output, free_path, output_paths, save_image
-from sdort.generation.images import Generated, constant_problem, to_image
-from sdort.generation.infotext import parameters_text, task_parameters
-from sdort.generation.last_lines import summarize
-from sdort.generation.record import AdapterRecord, StageSeconds
+from sdort.generation.files import image_files
+from sdort.generation.files.image_files import free_for_output, free_path, output_paths, save_image
+from sdort.generation.files.infotext import parameters_text, task_parameters
+from sdort.generation.pictures.images import Generated, constant_problem, to_image
+from sdort.generation.requests.record import AdapterRecord, StageSeconds
 from sdort.generation.result import Generation, Image, PeakMemory, joined
+from sdort.generation.run_summary import summarize
 
 
 def seconds(first: float) -> StageSeconds:

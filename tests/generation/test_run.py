@@ -23,17 +23,18 @@ from support.tiny_pipeline import Tiny, edit_weights
 from sdort.cli import cli
 from sdort.errors import BadModelError, MissingPackageError, OutputError, ParityError, UsageError
 from sdort.first_use.command import run
-from sdort.generation import image_files, images
-from sdort.generation.host_loop import embed_guidance
+from sdort.generation.denoising.host_loop import embed_guidance
+from sdort.generation.files import image_files
+from sdort.generation.pictures import images
 from sdort.generation.pipeline import TextToImage, load_pipeline
-from sdort.generation.record import GenerationRecord
-from sdort.generation.request import Request
-from sdort.pipelines.scheduler_names import SAMPLERS
+from sdort.generation.requests.record import GenerationRecord
+from sdort.generation.requests.request import Request
 from sdort.providers import find_provider
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import can_tune
+from sdort.samplers.scheduler_names import SAMPLERS
 from sdort.verification.metrics import psnr
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
@@ -69,7 +70,7 @@ def theirs(tiny: Tiny, request: Request, seed: int) -> Any:
     """What diffusers' own pipeline draws, as uint8 [height, width, 3]."""
     import torch
 
-    from sdort.generation.schedulers import load_scheduler
+    from sdort.generation.schedules.schedulers import load_scheduler
 
     tiny.pipeline.scheduler = load_scheduler(tiny.diffusers / "scheduler", request.scheduler)
     drawn = tiny.pipeline(
@@ -264,7 +265,7 @@ def test_fp16_inputs_are_fed_as_the_model_declares_them(tiny: Tiny, tmp_path: Pa
 
 
 def test_a_static_export_is_run_in_its_own_batch(tiny: Tiny, tmp_path: Path) -> None:
-    from sdort.generation.schedulers import load_scheduler
+    from sdort.generation.schedules.schedulers import load_scheduler
 
     tiny.pipeline.scheduler = load_scheduler(tiny.diffusers / "scheduler", None)  # other tests leave theirs
     tiny_pipeline.export_onnx(tiny.pipeline, tmp_path / "static", batch=2)

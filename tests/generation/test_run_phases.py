@@ -13,9 +13,9 @@ from support.tiny_pipeline import Tiny
 
 from sdort import console
 from sdort.cli import cli
-from sdort.generation.record import StageSeconds
+from sdort.generation.denoising.session_groups import Opened
+from sdort.generation.requests.record import StageSeconds
 from sdort.generation.run_phases import REST, START, run_seconds
-from sdort.generation.session_groups import Opened
 from sdort.machine import system
 
 

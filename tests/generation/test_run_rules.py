@@ -17,21 +17,23 @@ from PIL import Image
 from support.noting import noting
 
 from sdort.errors import CancelledError, OutputError, ParityError, UsageError
-from sdort.generation import command, ip_adapter_tokens, job, prompts
-from sdort.generation.clip_pixels import resized as resized_sides
+from sdort.generation import command, job
 from sdort.generation.command import BadImage, _case, _refuse_bad, _shown_progress, _with_placement
-from sdort.generation.control_choice import ControlChoice, _pairs, parse_control_choice
-from sdort.generation.image_files import _check_place, _free_paths
-from sdort.generation.ip_adapter_choice import IpAdapterChoice
+from sdort.generation.denoising import ip_adapter_tokens
+from sdort.generation.denoising.step_progress import StepProgress
+from sdort.generation.files.image_files import _check_place, _free_paths
+from sdort.generation.files.output_names import FIELDS, _parts, plain_name
+from sdort.generation.files.prompts_file import Lines, _object, _together
 from sdort.generation.job import Job, _plan_lines, _read_files, _remark_on_files, _within_limit
-from sdort.generation.last_lines import _seeds
-from sdort.generation.output_names import FIELDS, _parts, plain_name
-from sdort.generation.prompts_file import Lines, _object, _together
-from sdort.generation.request import Request, _check_mask, _for_each, check_tasks, check_text
-from sdort.generation.seeds import read_seeds
-from sdort.generation.step_progress import StepProgress
-from sdort.generation.typed_options import PreviewOptions
-from sdort.generation.unfinished import Unfinished
+from sdort.generation.pictures.clip_pixels import resized as resized_sides
+from sdort.generation.requests import tokenizers
+from sdort.generation.requests.control_choice import ControlChoice, _pairs, parse_control_choice
+from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice
+from sdort.generation.requests.request import Request, _check_mask, _for_each, check_tasks, check_text
+from sdort.generation.requests.seeds import read_seeds
+from sdort.generation.requests.typed_options import PreviewOptions
+from sdort.generation.resumed_prompts import Unfinished
+from sdort.generation.run_summary import _seeds
 
 
 def image(tall: int, wide: int, level: int = 255, name: str = "a.png") -> Any:
@@ -455,7 +457,7 @@ def test_what_is_given_beside_an_image_to_draw_again(monkeypatch: pytest.MonkeyP
 def test_a_network_that_a_prompt_asks_for(
     network: str, given: dict[str, float], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    prompts._remark_on_network(network, given, "no --lora-folder is given")
+    tokenizers._remark_on_network(network, given, "no --lora-folder is given")
     said = " ".join(capsys.readouterr().err.split())
     assert told in said
     assert bool(told) == bool(said)
@@ -644,5 +646,5 @@ def test_time_that_is_left_is_of_all_batches(
     watch = StepProgress(5, 2, 6, 6)
     assert watch._remaining() is None
     watch._pace, watch._first, watch._call, watch._now = 1.0, finished, calls, 10.0
-    monkeypatch.setattr("sdort.generation.step_progress.time.perf_counter", lambda: 10.5)
+    monkeypatch.setattr("sdort.generation.denoising.step_progress.time.perf_counter", lambda: 10.5)
     assert watch._remaining() == max(seconds - 0.5, 0.0)

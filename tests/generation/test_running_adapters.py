@@ -25,17 +25,17 @@ from support.pipelines import export_family, locked, make_pipeline, trace_folder
 from support.relisted import relist
 
 import sdort
+from sdort.adapters.adapter_choice import AdapterChoice
 from sdort.cli import cli
 from sdort.errors import BadModelError, ParityError, UsageError
 from sdort.exporter.command import export
-from sdort.generation import device_loop
-from sdort.generation.adapted_weights import _added_or_merged, _merged, plan_adapters
-from sdort.generation.guard import Guard
+from sdort.generation.denoising import device_loop
+from sdort.generation.denoising.adapted_weights import _added_or_merged, _merged, plan_adapters
+from sdort.generation.denoising.guard import Guard
 from sdort.onnx_io.overridable import replaceable_weights, weights_of
 from sdort.onnx_io.weight_origins import ORIGINS_KEY
 from sdort.optimizer.command import optimize
 from sdort.passes.widen import all_nodes, widen_file
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions

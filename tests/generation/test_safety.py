@@ -18,12 +18,12 @@ from support.tiny_pipeline import Tiny
 from support.tiny_safety_checker import PROCESSOR, SIDE, add_flags, add_scores, build_safety_checker, cosines
 
 import sdort
+from sdort.checkpoints.clip_processing import ClipProcessing, read_processing, usual_processing
 from sdort.cli import cli
 from sdort.errors import BadModelError, UsageError
-from sdort.generation.clip_pixels import clip_pixels
+from sdort.generation.pictures.clip_pixels import clip_pixels
+from sdort.generation.pictures.safety import STRICTER, Verdict, verdict_of
 from sdort.generation.pipeline import TextToImage
-from sdort.generation.safety import STRICTER, Verdict, verdict_of
-from sdort.pipelines.clip_processing import ClipProcessing, read_processing, usual_processing
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 SEEDS = (5, 6, 7)

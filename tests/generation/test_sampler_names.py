@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from sdort.errors import BadModelError, UsageError
-from sdort.pipelines.sampler_names import a1111_sampler
-from sdort.pipelines.scheduler_names import (
+from sdort.samplers.sampler_names import a1111_sampler
+from sdort.samplers.scheduler_names import (
     NOISE_LEVELS,
     SAMPLERS,
     check_eta,

@@ -12,8 +12,8 @@ import pytest
 from support.tiny_pipeline import SCHEDULER
 
 from sdort.errors import UsageError
-from sdort.generation.schedulers import load_scheduler, set_steps
-from sdort.pipelines.scheduler_names import (
+from sdort.generation.schedules.schedulers import load_scheduler, set_steps
+from sdort.samplers.scheduler_names import (
     CLASSES,
     NOISE_LEVELS,
     SAMPLERS,

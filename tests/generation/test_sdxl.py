@@ -23,15 +23,15 @@ from support.step_texts import image_by_step_texts
 from sdort.cli import cli
 from sdort.engines.torch_runners import PipelineRunner
 from sdort.errors import BadModelError
+from sdort.families.component_names import DECODER
 from sdort.families.data.sd1 import FAMILY as SD1
 from sdort.families.data.sdxl import FAMILY as SDXL
-from sdort.generation.guard import SAFER
+from sdort.generation.denoising.guard import SAFER
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.recorded import HostLoop, Recorder
-from sdort.generation.request import Request, check_inputs
-from sdort.generation.schedulers import load_scheduler
-from sdort.model.component_names import DECODER
-from sdort.model.signature import TensorSpec
+from sdort.generation.requests.request import Request, check_inputs
+from sdort.generation.schedules.schedulers import load_scheduler
+from sdort.graph.signature import TensorSpec
 from sdort.optimizer.command import optimize
 from sdort.pipelines.conditioning import encoder_outputs
 from sdort.pipelines.folder import PipelineFolder
@@ -140,7 +140,7 @@ def test_images_are_those_of_diffusers(exported: Exported, theirs: Any, request_
 
 
 def compare(folder: Path, theirs: Any, request: Request, decibels: float) -> None:
-    from sdort.generation.schedulers import load_scheduler
+    from sdort.generation.schedules.schedulers import load_scheduler
 
     theirs.scheduler = load_scheduler(folder / "scheduler", request.scheduler)
     drawn, wanted = ours(folder, request), drawn_by(theirs, request)
@@ -173,7 +173,7 @@ def embeddings_of(pipeline: Any, texts: tuple[str, str], weights: dict[str, floa
 def test_long_weighted_prompts_are_their_embeddings(exported: Exported, theirs: Any) -> None:
     import torch
 
-    from sdort.generation.schedulers import load_scheduler
+    from sdort.generation.schedules.schedulers import load_scheduler
 
     theirs.scheduler = load_scheduler(exported.out / "scheduler", None)
     first, second, other, weights = "a red cat", "by night " * 5 + "fog", "a blue house", {"red": 1.4, "fog": 0.5}

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from sdort.generation.image_noise import ImageSeed, NoiseSource
-from sdort.generation.seeded_normal import SeededNormal
-from sdort.pipelines.scheduler_names import CLASSES
+from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
+from sdort.generation.schedules.seeded_normal import SeededNormal
+from sdort.samplers.scheduler_names import CLASSES
 
 ROUNDINGS = 4e-6
 """torch's own numbers with and without AVX2 are as far as 2e-6 from one another."""

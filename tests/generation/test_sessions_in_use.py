@@ -14,12 +14,14 @@ from support.noting import noting
 
 from sdort.errors import BadModelError, UsageError
 from sdort.families.family import Encoder
-from sdort.generation import guard, pipeline, preview
-from sdort.generation.guard import Guard
-from sdort.generation.image_noise import ImageSeed
+from sdort.generation import pipeline
+from sdort.generation.denoising import guard
+from sdort.generation.denoising.guard import Guard
+from sdort.generation.latents import preview
+from sdort.generation.latents.preview import _session_decode, _vae_decode
 from sdort.generation.pipeline import TextToImage
-from sdort.generation.preview import _session_decode, _vae_decode
-from sdort.model.signature import TensorSpec
+from sdort.generation.schedules.image_noise import ImageSeed
+from sdort.graph.signature import TensorSpec
 from sdort.passes.widen import all_nodes
 
 FP32 = np.dtype(np.float32)

@@ -15,14 +15,14 @@ from sdort.errors import UsageError
 from sdort.families.data.sd1 import FAMILY as SD1
 from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.families.data.sdxl_refiner import FAMILY as REFINER
-from sdort.generation import refiner, stages
-from sdort.generation.input_image import InputImage
-from sdort.generation.known_schedules import ScheduleCounts
-from sdort.generation.prompt_schedule import Clock
-from sdort.generation.refiner import handover, open_refiner, remark_on_base
-from sdort.generation.request import Request
-from sdort.generation.schedule_part import Begin, Part, PartSteps
-from sdort.generation.stages import Stage, plan_stages, total_calls, total_steps
+from sdort.generation.pictures.input_image import InputImage
+from sdort.generation.prompts.prompt_schedule import Clock
+from sdort.generation.requests import refiner, stages
+from sdort.generation.requests.refiner import handover, open_refiner, remark_on_base
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.schedule_cache import ScheduleCounts
+from sdort.generation.requests.stages import Stage, plan_stages, total_calls, total_steps
+from sdort.generation.schedules.schedule_part import Begin, Part, PartSteps
 
 PHOTO = InputImage("photo.png", Image.new("L", (80, 48), 255))
 SIZE = (48, 80)

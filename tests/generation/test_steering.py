@@ -12,15 +12,22 @@ import pytest
 from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation import control_plan, running_controls
-from sdort.generation.control_choice import Control, ControlChoice
-from sdort.generation.control_plan import ControlModel, find_control, plan_controls
-from sdort.generation.input_image import InputImage
-from sdort.generation.ip_adapter_choice import IpAdapterImage
-from sdort.generation.ip_adapter_tokens import IpAdapterTokens, check_ip_adapter_images
-from sdort.generation.running_controls import ActiveControl, Controls, RunningControls, _BoundNet, record_control
-from sdort.model.component_names import CONTROLNET, IMAGE_ENCODER, T2I_ADAPTER
-from sdort.model.signature import TensorSpec
+from sdort.families.component_names import CONTROLNET, IMAGE_ENCODER, T2I_ADAPTER
+from sdort.generation.denoising import running_controls
+from sdort.generation.denoising.ip_adapter_tokens import IpAdapterTokens, check_ip_adapter_images
+from sdort.generation.denoising.running_controls import (
+    ActiveControl,
+    Controls,
+    RunningControls,
+    _BoundNet,
+    record_control,
+)
+from sdort.generation.pictures.input_image import InputImage
+from sdort.generation.requests import control_plan
+from sdort.generation.requests.control_choice import Control, ControlChoice
+from sdort.generation.requests.control_plan import ControlModel, find_control, plan_controls
+from sdort.generation.requests.ip_adapter_choice import IpAdapterImage
+from sdort.graph.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 

@@ -11,9 +11,9 @@ import pytest
 from support.tiny_pipeline import SCHEDULER
 
 from sdort.errors import UsageError
-from sdort.generation.schedulers import load_scheduler, set_steps
-from sdort.model.signature import Array
-from sdort.pipelines.scheduler_names import SAMPLERS
+from sdort.generation.schedules.schedulers import load_scheduler, set_steps
+from sdort.graph.signature import Array
+from sdort.samplers.scheduler_names import SAMPLERS
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:__array_:DeprecationWarning")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from sdort.generation.step_progress import StepProgress, speed, three_digits
+from sdort.generation.denoising.step_progress import StepProgress, speed, three_digits
 
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The time in seconds, the list's last value."""
     times = [0.0]
-    monkeypatch.setattr("sdort.generation.step_progress.time.perf_counter", lambda: times[-1])
+    monkeypatch.setattr("sdort.generation.denoising.step_progress.time.perf_counter", lambda: times[-1])
     return times
 
 

@@ -19,11 +19,11 @@ from support.task_parity import GUIDANCE, NEGATIVE, PROMPT, Built, mask, ours, p
 import sdort
 from sdort.cli import cli
 from sdort.errors import BadModelError, SdortError, UsageError
-from sdort.generation.device_loop import Loop
-from sdort.generation.image_noise import ImageSeed, NoiseSource, slerp
-from sdort.generation.image_sizes import size_from
-from sdort.generation.input_image import read_image
-from sdort.generation.recurrence import Recurrence
+from sdort.generation.denoising.device_loop import Loop
+from sdort.generation.pictures.image_sizes import size_from
+from sdort.generation.pictures.input_image import read_image
+from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource, slerp
+from sdort.generation.schedules.recurrence import Recurrence
 from sdort.verification.metrics import psnr
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")

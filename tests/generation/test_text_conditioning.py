@@ -11,14 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdort.generation.prompt_copies import copy_schedules, negative_is_zero, texts_by_call
-from sdort.generation.prompt_schedule import Clock
-from sdort.generation.prompts import remark_on_files, remark_on_prompts
-from sdort.generation.request import Request
-from sdort.generation.text_conditioning import EncodedChunk, PromptReader, encode_prompts, joined, weighted
-from sdort.generation.usual_sampling import Sampling, usual_sampling
-from sdort.model.signature import TensorSpec
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.generation.prompts.prompt_schedule import Clock
+from sdort.generation.prompts.text_conditioning import EncodedChunk, PromptReader, encode_prompts, joined, weighted
+from sdort.generation.requests.default_sampling import Sampling, usual_sampling
+from sdort.generation.requests.prompt_copies import copy_schedules, negative_is_zero, texts_by_call
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.tokenizers import remark_on_files, remark_on_prompts
+from sdort.graph.signature import TensorSpec
 
 
 class Letters:

@@ -13,24 +13,24 @@ import pytest
 from PIL import Image
 
 from sdort.errors import ParityError
+from sdort.families.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER
 from sdort.families.data import sd1
 from sdort.generation import keep_tuning
 from sdort.generation import pipeline as module
 from sdort.generation import pipeline as pipeline_module
-from sdort.generation.beginning import Beginning, Start
-from sdort.generation.guard import Guard
-from sdort.generation.image_noise import ImageSeed
-from sdort.generation.images import Generated
+from sdort.generation.denoising.guard import Guard
+from sdort.generation.denoising.session_groups import Openings
+from sdort.generation.latents.start_latents import Beginning, Start
+from sdort.generation.pictures.images import Generated
 from sdort.generation.pipeline import TextToImage, Timings
-from sdort.generation.request import Request
-from sdort.generation.schedule_part import Begin, Part
-from sdort.generation.session_groups import Openings
-from sdort.generation.step_conditions import StepConditions
-from sdort.model.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER
-from sdort.model.signature import TensorSpec
+from sdort.generation.requests.request import Request
+from sdort.generation.schedules.image_noise import ImageSeed
+from sdort.generation.schedules.schedule_part import Begin, Part
+from sdort.graph.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.step.step_conditions import StepConditions
 from sdort.workload.cases import Case
 
 OPTIONS = RuntimeOptions("rocm", graph=True, tuning=True)
@@ -632,7 +632,7 @@ def test_a_stage_that_raises_or_is_dead_goes_on_safer_until_nothing_is(monkeypat
         opened.append((place.component, select.__name__, options))
         return session_of(place.component, replace(options, graph=False))
 
-    monkeypatch.setattr("sdort.generation.guard._open", opening)
+    monkeypatch.setattr("sdort.generation.denoising.guard._open", opening)
     sessions = {"unet": session_of("unet"), DECODER: session_of(DECODER)}
     guard = Guard(sessions)
     tries: list[int] = []
@@ -657,7 +657,9 @@ def test_a_stage_that_raises_or_is_dead_goes_on_safer_until_nothing_is(monkeypat
 
 
 def test_what_steers_is_safer_before_the_unet_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdort.generation.guard._open", lambda place, select, options: session_of(place.component))
+    monkeypatch.setattr(
+        "sdort.generation.denoising.guard._open", lambda place, select, options: session_of(place.component)
+    )
     left = [[session_of(CONTROLNET), session_of("t2i_adapter")]]
     controls: Any = SimpleNamespace(exchange=lambda safer: left.pop() if left else [])
     guard = Guard({"unet": session_of("unet"), DECODER: session_of(DECODER)}, controls)

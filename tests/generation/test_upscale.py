@@ -15,12 +15,12 @@ from support import upscalers
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ParityError, UsageError
-from sdort.generation import upscaled_picture
-from sdort.generation.image_texts import read_texts
-from sdort.generation.infotext import read_infotext
+from sdort.files.cache_folder import models_folder
+from sdort.generation.files.image_texts import read_texts
+from sdort.generation.files.infotext import read_infotext
+from sdort.generation.pictures import upscaled_picture
 from sdort.generation.upscaled_files import upscale
-from sdort.machine.cache_folder import models_folder
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.upscaling.upscaler import open_upscaler
 

@@ -14,10 +14,10 @@ from support.tiny_pipeline import Tiny, with_encoder
 
 import sdort
 from sdort.errors import BadModelError, UsageError
-from sdort.generation import upscaled_picture
-from sdort.generation.image_texts import read_texts
+from sdort.generation.files.image_texts import read_texts
+from sdort.generation.pictures import upscaled_picture
 from sdort.generation.pipeline import TextToImage
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 OPTIONS: dict[str, Any] = {"steps": 2, "seed": 4}

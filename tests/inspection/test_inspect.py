@@ -17,6 +17,8 @@ from click.testing import CliRunner, Result
 from onnx import TensorProto, helper, numpy_helper
 
 from sdort.cli import cli
+from sdort.graph.model import Model
+from sdort.graph.weights import Absent
 from sdort.inspection.component_tables import component_tables
 from sdort.inspection.description import (
     Change,
@@ -27,8 +29,6 @@ from sdort.inspection.description import (
     inspect_path,
     is_fused,
 )
-from sdort.model.model import Model
-from sdort.model.weights import Absent
 
 
 def decoder(activations: Sequence[str] = ("Relu", "Relu"), scale: int = 1) -> onnx.ModelProto:

@@ -178,7 +178,7 @@ def test_the_decoder_is_measured_in_the_parts_that_were_decoded(
     tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from sdort.generation import command as module
-    from sdort.generation import decode
+    from sdort.generation.latents import decode
 
     asked: list[Case] = []
 

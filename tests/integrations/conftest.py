@@ -13,7 +13,7 @@ def operator_kernels() -> Iterator[None]:
     from support import native
 
     from sdort.integrations.torch_operators import launching
-    from sdort.ops.pointer_kernels import Kernels, Place
+    from sdort.operator_library.pointer_kernels import Kernels, Place
 
     kernels = Kernels(native.library())
     kernels.serve_torch(cpu=Place.CPU, gpu=Place.CUDA)

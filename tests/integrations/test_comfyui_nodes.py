@@ -15,6 +15,7 @@ from support.first_use import replace_making
 from support.pipelines import trace_folder
 from support.relisted import relist
 
+from sdort.checkpoints.configs import read_config, write_json
 from sdort.console import progress
 from sdort.errors import MemoryShortageError, ParityError, ProviderError, UsageError
 from sdort.exporter.checkpoint import ANY_VARIANT
@@ -24,7 +25,6 @@ from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
 from sdort.optimizer.command import FUSING, optimize
 from sdort.optimizer.optimize_request import OptimizeRequest
-from sdort.pipelines.configs import read_config, write_json
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.tuning.store import Store

@@ -11,14 +11,14 @@ import pytest
 import torch
 
 from sdort.errors import ProviderError, UsageError
+from sdort.families.component_names import DECODER, ENCODER
 from sdort.first_use.making_plan import Making
-from sdort.generation.decode import SHARE, Plan
+from sdort.generation.latents.decode import SHARE, Plan
 from sdort.integrations.comfyui import nodes, optimized_vae
 from sdort.integrations.comfyui.denoiser import Denoiser, _refuse_changes
 from sdort.integrations.comfyui.optimized_unet import _sampling_settings
 from sdort.integrations.comfyui.optimized_vae import Autoencoder
 from sdort.integrations.comfyui.weight_patches import PatchedWeights
-from sdort.model.component_names import DECODER, ENCODER
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 

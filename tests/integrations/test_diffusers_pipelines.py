@@ -26,7 +26,7 @@ from sdort.demo import DEMO, DEMO_FOLDER
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.command import export, open_export
 from sdort.first_use import making
-from sdort.generation.schedulers import load_scheduler
+from sdort.generation.schedules.schedulers import load_scheduler
 from sdort.integrations.diffusers import first_use, load_pipeline
 from sdort.integrations.torch import load_controlnet, load_text_encoder, load_unet, load_vae
 from sdort.optimizer.command import optimize

@@ -13,10 +13,10 @@ import torch
 from sdort.errors import BadModelError, ParityError, UsageError
 from sdort.families.data import sd1, sdxl, sdxl_refiner
 from sdort.integrations.comfyui import optimized_unet, unet_folder
+from sdort.integrations.comfyui.control_residuals import _block_inputs
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.optimized_vae import Autoencoder
-from sdort.integrations.comfyui.residual_order import _block_inputs
-from sdort.integrations.comfyui.size_numbers import WIDTH, embed, find_numbers, split_condition
+from sdort.integrations.comfyui.size_conditioning import WIDTH, embed, find_numbers, split_condition
 from sdort.integrations.comfyui.unet_folder import UnetFolder
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA

@@ -11,15 +11,15 @@ import pytest
 import torch
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.component_names import CONTROLNET
 from sdort.first_use.making_plan import Making
-from sdort.generation.adapted_weights import is_adaptable
+from sdort.generation.denoising.adapted_weights import is_adaptable
 from sdort.integrations.diffusers import assembled_pipeline, first_use
 from sdort.integrations.diffusers.pipeline_tasks import TASKS, check_task, pipeline_class
 from sdort.integrations.torch import opened_component
 from sdort.integrations.torch.control_module import GraphControlNet
 from sdort.integrations.torch.torch_place import TorchPlace, find_place
 from sdort.integrations.torch.unet_module import _adapter_scale
-from sdort.model.component_names import CONTROLNET
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX

@@ -13,16 +13,16 @@ import torch
 from transformers import CLIPTextConfig
 
 from sdort.errors import BadModelError, UsageError
-from sdort.integrations.torch import GraphUNet, kept_prompts, tensor_session
+from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
+from sdort.graph.signature import TensorSpec
+from sdort.integrations.torch import GraphUNet, prompt_cache, tensor_session
 from sdort.integrations.torch.graph_module import as_timestep, known_inputs, like
-from sdort.integrations.torch.kept_prompts import KeptPrompts
+from sdort.integrations.torch.prompt_cache import KeptPrompts
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, torch_dtype
 from sdort.integrations.torch.tensor_session import TensorSession, _check_sizes, _check_tensors
 from sdort.integrations.torch.text_module import GraphTextEncoder, SkippedStates
 from sdort.integrations.torch.torch_place import TorchPlace
 from sdort.integrations.torch.unet_adapters import _refuse_text_encoders
-from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
-from sdort.model.signature import TensorSpec
 
 CPU = TorchPlace(torch.device("cpu"))
 MID, DOWN, SCALE, TOKENS = (
@@ -456,7 +456,7 @@ def test_a_tensor_on_a_gpu_is_known_by_its_count_of_changes(
     binding: Any = Binding()
     binding.fitted = lambda name, value: value
     compared: Any = []
-    monkeypatch.setattr(kept_prompts, "torch", SimpleNamespace(equal=lambda *pair: compared.append(pair) or True))
+    monkeypatch.setattr(prompt_cache, "torch", SimpleNamespace(equal=lambda *pair: compared.append(pair) or True))
     kept = KeptPrompts(binding, ("s",), ())
     values: dict[str, Any] = {"text": OnGpu(), "size": OnGpu()}
     first = kept.of(values, 1)
@@ -474,7 +474,7 @@ def test_a_tensor_on_a_gpu_is_known_by_its_count_of_changes(
 def test_a_tensor_of_inference_mode_counts_no_changes() -> None:
     with torch.inference_mode():
         value = torch.zeros(1)
-    seen = kept_prompts._Seen.of(value)
+    seen = prompt_cache._Seen.of(value)
     assert seen.changes is None
     assert not seen.is_as_it_was(value)
 

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from sdort.errors import ProviderError, UsageError
 from sdort.integrations.torch_operators import definitions, launching
-from sdort.ops.pointer_kernels import Place, load_kernels
+from sdort.operator_library.pointer_kernels import Place, load_kernels
 
 NAMES = list(calls(torch.float32))
 OPERATORS = [schema.partition("(")[0] for schema in definitions.SCHEMAS]

@@ -16,11 +16,11 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
 
+from sdort.adapters.adapter_choice import AdapterChoice
 from sdort.errors import BadModelError, UsageError
 from sdort.integrations.torch import unet_adapters
 from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.integrations.torch.unet_adapters import AdapterMethods, UnetAdapters
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
 from sdort.pipelines.folder import PipelineFolder
 
 Q = "unet.mid_block.attentions.0.transformer_blocks.0.attn1.to_q"

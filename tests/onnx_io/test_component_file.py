@@ -21,7 +21,7 @@ from support.tiny_pipeline import Tiny
 import sdort
 from sdort.cli import cli
 from sdort.errors import BadModelError
-from sdort.model.signature import TensorSpec
+from sdort.graph.signature import TensorSpec
 from sdort.onnx_io import component_file
 from sdort.onnx_io.component_file import KEPT_FILES, SETTLED_NS, read_component
 from sdort.onnx_io.derived import Derived

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError
-from sdort.model.weights import Stored
+from sdort.graph.weights import Stored
 from sdort.onnx_io.constant_weights import refuse_constant
 
 

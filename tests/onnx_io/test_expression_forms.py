@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdort.model.signature import Array
-from sdort.model.weights import Absent, Cast, Combined, Concatenated, Inline, Reshaped, Scaled, Transposed, Weight
+from sdort.graph.signature import Array
+from sdort.graph.weights import Absent, Cast, Combined, Concatenated, Inline, Reshaped, Scaled, Transposed, Weight
 from sdort.onnx_io.expression_inverse import parameter_values
 from sdort.onnx_io.expression_json import UNREADABLE, decode, decode_origin, encode, origins_json
 

@@ -14,9 +14,9 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
 
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT_OPERATORS
-from sdort.model.model import Model
-from sdort.model.weights import Absent, Inline, Stored, Weight
+from sdort.graph.domains import MICROSOFT_OPERATORS
+from sdort.graph.model import Model
+from sdort.graph.weights import Absent, Inline, Stored, Weight
 from sdort.onnx_io.graph_import import tensors_of
 from sdort.onnx_io.load import from_proto, load_model
 from sdort.onnx_io.save import save_model

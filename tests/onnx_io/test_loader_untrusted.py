@@ -15,7 +15,7 @@ import pytest
 from onnx import AttributeProto, GraphProto, ModelProto, TensorProto, helper, numpy_helper, parser
 
 from sdort.errors import BadModelError
-from sdort.model.weights import Stored
+from sdort.graph.weights import Stored
 from sdort.onnx_io.load import from_proto, load_model
 from sdort.onnx_io.wire import encode_varint, read_graph
 

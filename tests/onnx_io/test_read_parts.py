@@ -12,9 +12,9 @@ import pytest
 from onnx import AttributeProto, ModelProto, TensorProto, helper, numpy_helper, parser
 
 from sdort.errors import BadModelError
-from sdort.model.domains import MICROSOFT
-from sdort.model.operator import REQUIRED, Operator
-from sdort.model.weights import Stored
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.operator import REQUIRED, Operator
+from sdort.graph.weights import Stored
 from sdort.onnx_io import check_nodes as nodes_module
 from sdort.onnx_io import functions as functions_module
 from sdort.onnx_io import wire

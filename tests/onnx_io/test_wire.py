@@ -11,7 +11,7 @@ from onnx import TensorProto, helper, numpy_helper, parser
 
 import sdort.onnx_io.wire
 from sdort.errors import BadModelError
-from sdort.model.weights import Stored
+from sdort.graph.weights import Stored
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.wire import OWN_FILE, encode_varint, read_graph

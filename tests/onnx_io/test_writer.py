@@ -23,9 +23,9 @@ from support.weight_chains import chain
 import sdort
 import sdort.onnx_io.save
 from sdort.errors import BadModelError, OutputError
-from sdort.model.model import Model
-from sdort.model.signature import Array
-from sdort.model.weights import (
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
+from sdort.graph.weights import (
     Absent,
     Cast,
     Concatenated,
@@ -520,7 +520,7 @@ from pathlib import Path
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 import numpy as np
 from support.weight_chains import chain
-from sdort.model.weights import Inline
+from sdort.graph.weights import Inline
 from sdort.errors import OutputError
 from sdort.onnx_io.save import save_model
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -748,7 +748,7 @@ ctypes.CDLL("libgcc_s.so.1")  # the end of a thread loads it
 sys.path.insert(0, {str(Path(__file__).parents[1])!r})
 import numpy as np
 from support.weight_chains import chain
-from sdort.model.weights import Stored, Cast, Transposed
+from sdort.graph.weights import Stored, Cast, Transposed
 import sdort.onnx_io.save
 sdort.onnx_io.save.IN_FLIGHT, sdort.onnx_io.save.WORKERS = 48 * 2**20, 2
 weights = [Stored(Path({str(tmp_path / "weights.bin")!r}), i * 2**22, (1024, 1024), np.float32) for i in range(64)]

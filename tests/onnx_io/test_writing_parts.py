@@ -15,9 +15,9 @@ import pytest
 from support.small_graphs import Described, edit, load, parse
 
 from sdort.errors import BadModelError, OutputError
-from sdort.model.model import Model
-from sdort.model.operator import REQUIRED
-from sdort.model.weights import Absent, Cast, Inline, Reshaped, Stored
+from sdort.graph.model import Model
+from sdort.graph.operator import REQUIRED
+from sdort.graph.weights import Absent, Cast, Inline, Reshaped, Stored
 from sdort.onnx_io.check_inference import _place, _refusal, _without_shapes, check_inference
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.data_file import Blob, weight_of

@@ -12,8 +12,8 @@ import pytest
 from support.small_graphs import load
 
 from sdort.errors import BadModelError, UsageError
+from sdort.families.component_names import CLIP_SKIP, IMAGE_TOKENS, PLAIN
 from sdort.lowering.component_report import ComponentReport
-from sdort.model.component_names import CLIP_SKIP, IMAGE_TOKENS, PLAIN
 from sdort.optimizer import expected
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import Expectation, check_expected, config_misses, fused_forms

@@ -11,9 +11,9 @@ from support.expected_fusions import without_phases
 from support.parity import compare
 from support.turns import in_turns
 
+from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.architecture import architecture

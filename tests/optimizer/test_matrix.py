@@ -15,8 +15,8 @@ from support.optimized_models import Exported, check_structure, described, optim
 from support.parity import compare
 from support.turns import ALL
 
+from sdort.graph.model import Model
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.architecture import architecture

@@ -21,8 +21,8 @@ from sdort.cli import cli
 from sdort.demo.tokenizer import write_tokenizer
 from sdort.errors import UsageError
 from sdort.lowering.steps import PIPELINE
-from sdort.ops import library
-from sdort.ops.library import CodeObject, Description
+from sdort.operator_library import library
+from sdort.operator_library.library import CodeObject, Description
 from sdort.optimizer.command import optimize
 from sdort.pipelines.origin import has_mark
 

@@ -13,9 +13,10 @@ import onnx
 import pytest
 from support.small_graphs import parse
 
+from sdort.checkpoints.tokenizer_files import TABLES
 from sdort.errors import BadModelError, UsageError
+from sdort.files.disk import WritePlan
 from sdort.lowering.component_report import ComponentReport
-from sdort.machine.disk import WritePlan
 from sdort.machine.version import __version__
 from sdort.onnx_io.components import Survey
 from sdort.optimizer import output, result_size
@@ -23,9 +24,8 @@ from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.selection import select_models
+from sdort.pipelines.manifest import FILES
 from sdort.pipelines.origin import ORIGIN
-from sdort.pipelines.own_files import FILES
-from sdort.pipelines.tokenizer_files import TABLES
 
 FOUND: dict[str, dict[str, Path]] = {
     "components": {"unet": Path("u"), "safety_checker": Path("s"), "vae_decoder": Path("d")},

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import Array, edit
 
-from sdort.model.weights import Inline
+from sdort.graph.weights import Inline
 from sdort.passes.channel_biases import Sweep, total
 from sdort.rewrite.editor import Editor
 

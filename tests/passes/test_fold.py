@@ -10,7 +10,7 @@ from onnx.reference import ReferenceEvaluator
 from support.rules import run_fold
 from support.small_graphs import Array, Described, check_step, edit, operators, parse, to_proto
 
-from sdort.model.weights import Inline, Stored, Weight
+from sdort.graph.weights import Inline, Stored, Weight
 
 W = np.random.default_rng(0).standard_normal((24, 32)).astype(np.float32)
 """3 KiB: large enough to be a described weight."""

@@ -11,7 +11,7 @@ from support import stored
 from support.rules import run_fold
 from support.small_graphs import Array, Described, edit, feeds_for, operators, parse, run
 
-from sdort.model.weights import Weight
+from sdort.graph.weights import Weight
 from sdort.passes import half
 from sdort.rewrite.editor import Editor
 

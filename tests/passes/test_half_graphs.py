@@ -17,10 +17,10 @@ from support.parity import compare
 from support.small_graphs import Array, Described, edit, feeds_for, load, operators, parse, run
 
 from sdort.errors import BadModelError
+from sdort.graph.model import Model
+from sdort.graph.weights import Weight
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.model import Model
-from sdort.model.weights import Weight
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.passes import narrow, types

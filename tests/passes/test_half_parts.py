@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 from support.small_graphs import Described, edit
 
-from sdort.model.weights import Weight
+from sdort.graph.weights import Weight
 from sdort.passes import half
 from sdort.passes.counted import counted_nodes
 from sdort.passes.fp32_structure import unheld_nodes

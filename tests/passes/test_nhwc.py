@@ -10,7 +10,7 @@ import pytest
 from support.rules import run_fold, run_simplify
 from support.small_graphs import Array, Described, check_step, edit, operators, to_proto
 
-from sdort.model.weights import Weight
+from sdort.graph.weights import Weight
 from sdort.passes import nhwc
 from sdort.passes.layout_rules import TO_LAST, Layout, is_turning
 from sdort.providers import load_target

@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import Described, edit
 
-from sdort.model.weights import Transposed, Weight
+from sdort.graph.weights import Transposed, Weight
 from sdort.passes import nhwc
 from sdort.passes.layout_rules import TO_FIRST, TO_LAST, Layout
 from sdort.rewrite.editor import Editor

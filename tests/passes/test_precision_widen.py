@@ -13,7 +13,7 @@ from support.rounded import write_emulated
 from support.small_graphs import Array, parse
 from support.small_models import evaluate, write
 
-from sdort.emulation.rounding import emulate_graph
+from sdort.engines.rounding import emulate_graph
 from sdort.passes.widen import all_nodes, attention_nodes, names_of_dtype, widen_file
 
 RNG = np.random.default_rng(0)

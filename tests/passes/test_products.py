@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from support.small_graphs import Described, check_step, edit, feeds_for, operators, parse, run
 
-from sdort.model.weights import Absent, Weight
+from sdort.graph.weights import Absent, Weight
 from sdort.passes import tidy
 from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.fusion import load_fusions

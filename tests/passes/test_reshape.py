@@ -8,7 +8,7 @@ import pytest
 from support.rules import run_constant_views, run_fold
 from support.small_graphs import check_step, edit, operators
 
-from sdort.model.symbolic import Shape, symbol, unknown
+from sdort.graph.symbolic import Shape, symbol, unknown
 from sdort.passes import borrow_shapes
 from sdort.passes.reshape import constant_target
 from sdort.rewrite.editor import Editor

@@ -10,8 +10,8 @@ from support.rules import run_fold
 from support.small_graphs import Array, Described, check_step, edit, operators, parse, run, to_proto
 from support.small_graphs import load as load_graph
 
+from sdort.graph.weights import Weight
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.weights import Weight
 from sdort.passes import scales, tidy
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.editor import Editor

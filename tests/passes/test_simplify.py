@@ -10,7 +10,7 @@ import pytest
 from support.rules import run_simplify
 from support.small_graphs import Array, Described, check_step, edit, operators
 
-from sdort.model.weights import Weight
+from sdort.graph.weights import Weight
 from sdort.passes import simplify
 from sdort.rewrite.editor import Editor
 

@@ -7,7 +7,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import Array, Described, check_step, edit, operators
 
-from sdort.model.weights import Scaled
+from sdort.graph.weights import Scaled
 from sdort.passes import scaled_stream
 from sdort.passes.scaled_stream import FACTOR
 from sdort.rewrite.editor import Editor

@@ -12,8 +12,8 @@ from onnx.reference import ReferenceEvaluator
 from support.small_graphs import Array, feeds_for, load, parse, run, to_proto
 
 from sdort.errors import BadModelError
+from sdort.graph.model import Model
 from sdort.lowering.component_report import count_operators
-from sdort.model.model import Model
 from sdort.passes import target_opset, upgrade
 from sdort.passes.target_opset import declare_opset
 from sdort.passes.upgrade import set_opset

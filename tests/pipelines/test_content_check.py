@@ -14,10 +14,10 @@ import sdort.onnx_io.hashing
 import sdort.pipelines.content_check
 import sdort.pipelines.remembered_hashes
 from sdort.errors import BadModelError, OutputError, ParityError
-from sdort.machine.cache_folder import models_folder
-from sdort.machine.verified_cache import key_of
+from sdort.files.cache_folder import models_folder
+from sdort.files.verified_cache import key_of
 from sdort.pipelines.content_check import checked
-from sdort.pipelines.own_files import write_own_files
+from sdort.pipelines.manifest import write_own_files
 
 DATA = "unet/model.onnx.data"
 

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
+from sdort.checkpoints.weight_names import Kind
 from sdort.errors import BadModelError, UsageError
 from sdort.families.known_families import COMPONENTS
-from sdort.machine.cache_folder import models_folder
-from sdort.pipelines import content_check, wrong_input
+from sdort.files.cache_folder import models_folder
+from sdort.pipelines import content_check, explain_path
 from sdort.pipelines.content_check import ContentCheck, _open_check
-from sdort.pipelines.own_files import ListedFile, write_own_files
-from sdort.pipelines.weight_names import Kind
-from sdort.pipelines.wrong_input import expect_onnx, no_diffusers_pipeline
+from sdort.pipelines.explain_path import expect_onnx, no_diffusers_pipeline
+from sdort.pipelines.manifest import ListedFile, write_own_files
 
 OLD, NEW = "0" * 40, "abcdef0"
 
@@ -43,7 +43,7 @@ def said(error: Any) -> Any:
 @pytest.mark.parametrize("command", ["export", "optimize"])
 def test_the_pipeline_above(given: str, above: str | None, command: str, tmp_path: Path) -> None:
     make(tmp_path, "p/model_index.json", "p/unet/deep/", "p/a/b/c/", "elsewhere/")
-    found = wrong_input._higher(tmp_path / given, command)
+    found = explain_path._higher(tmp_path / given, command)
     assert said(found) == (above and (
         f"{tmp_path / given} is a part of the pipeline {tmp_path / above}",
         f"Give the whole pipeline:\n    sdort {command} {tmp_path / above} OUT",
@@ -53,7 +53,7 @@ def test_the_pipeline_above(given: str, above: str | None, command: str, tmp_pat
 def test_a_path_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     make(tmp_path, "p/model_index.json", "p/unet/", "outer/in ner/model_index.json")
     monkeypatch.chdir(tmp_path / "p")
-    assert said(wrong_input._higher(Path("unet"), "export"))[0] == (
+    assert said(explain_path._higher(Path("unet"), "export"))[0] == (
         f"{tmp_path}/p/unet is a part of the pipeline {tmp_path}/p"
     )
     monkeypatch.chdir(tmp_path)
@@ -61,7 +61,7 @@ def test_a_path_is_named_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         ("export", f"sdort export '{tmp_path}/outer/in ner' OUT"),
         (None, f"'{tmp_path}/outer/in ner'"),
     ):
-        assert said(wrong_input._deeper(Path("outer"), command)) == (
+        assert said(explain_path._deeper(Path("outer"), command)) == (
             f"{tmp_path}/outer is no pipeline, but in ner in it is one", f"Give that:\n    {words}",
         )  # fmt: skip
 
@@ -111,7 +111,7 @@ def test_pipelines_below(
         make(tmp_path, "refs/main")
         (tmp_path / "refs" / "main").write_text(refs)
     expected = message and (message.format(tmp_path), str(hint).format(tmp_path))
-    assert said(wrong_input._deeper(tmp_path, "go")) == expected
+    assert said(explain_path._deeper(tmp_path, "go")) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,10 +129,10 @@ def test_the_one_file_of_a_folder(
 ) -> None:
     asked: Any = list[Path]()
     monkeypatch.setattr(
-        wrong_input, "recognise_file", lambda path: asked.append(path) or SimpleNamespace(what="a thing", advice="So.")
+        explain_path, "recognise_file", lambda path: asked.append(path) or SimpleNamespace(what="a thing", advice="So.")
     )
     make(tmp_path, *places)
-    error = wrong_input._lone_file(tmp_path)
+    error = explain_path._lone_file(tmp_path)
     assert said(error) == (found and (f"{tmp_path} holds {found}, a thing, and no pipeline", "So."))
     assert asked == ([tmp_path / found] if found else [])
 
@@ -163,16 +163,16 @@ def test_where_no_graphs_are(
 def test_paths_of_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/the/home")
     for text, path in (("~/a", "/the/home/a"), ("~", "/the/home"), ("a/~", "a/~"), ("~nobody-of-that-name/a", None)):
-        assert wrong_input.in_home(text) == Path(path or text)
-    assert str(wrong_input.in_home("~\0/a")) == "~\0/a"
-    assert wrong_input._entries(Path("a\0b")) == []
+        assert explain_path.in_home(text) == Path(path or text)
+    assert str(explain_path.in_home("~\0/a")) == "~\0/a"
+    assert explain_path._entries(Path("a\0b")) == []
 
 
 def test_entries_are_sorted_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert wrong_input._entries(make(tmp_path, "c", "a/", "b")) == [tmp_path / name for name in "abc"]
-    assert wrong_input._entries(tmp_path / "c") == wrong_input._entries(tmp_path / "nowhere") == []
-    monkeypatch.setattr(wrong_input, "_ENTRIES", 2)
-    assert len(wrong_input._entries(tmp_path)) == 2
+    assert explain_path._entries(make(tmp_path, "c", "a/", "b")) == [tmp_path / name for name in "abc"]
+    assert explain_path._entries(tmp_path / "c") == explain_path._entries(tmp_path / "nowhere") == []
+    monkeypatch.setattr(explain_path, "_ENTRIES", 2)
+    assert len(explain_path._entries(tmp_path)) == 2
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_a_folder_that_is_no_pipeline(places: tuple[str, ...], message: str, hin
 @pytest.mark.parametrize("name", ["a.onnx", "a.bin"])
 def test_a_file_that_may_be_a_graph(kind: Kind, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = SimpleNamespace(kind=kind, what="a thing", advice="So.")
-    monkeypatch.setattr(wrong_input, "recognise_file", lambda path: found)
+    monkeypatch.setattr(explain_path, "recognise_file", lambda path: found)
     make(tmp_path, name)
     if name == "a.onnx" or kind is Kind.UNKNOWN:
         expect_onnx(tmp_path / name)

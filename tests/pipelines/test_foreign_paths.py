@@ -17,18 +17,18 @@ from support.tiny_pipeline import Tiny
 
 from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.measure import measure_pipeline
+from sdort.checkpoints.configs import write_json
 from sdort.engines.original import as_exported, checkpoint_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import BadModelError, SdortError
-from sdort.generation.prompts import load_tokenizer
+from sdort.generation.requests.tokenizers import load_tokenizer
 from sdort.inspection.command import inspect
 from sdort.integrations.diffusers.assembled_pipeline import _tokenizer as diffusers_tokenizer
 from sdort.integrations.diffusers.assembled_pipeline import load_pipeline
 from sdort.optimizer.command import optimize
-from sdort.pipelines.configs import write_json
 from sdort.pipelines.folder import open_folder
+from sdort.pipelines.manifest import write_own_files
 from sdort.pipelines.origin import origin_mark
-from sdort.pipelines.own_files import write_own_files
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.command_line import VerifyOptions

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sdort.errors import BadModelError, UsageError
-from sdort.pipelines import own_files
-from sdort.pipelines.own_files import ListedFile, _hash, _is_as_listed, _listed
-from sdort.pipelines.scheduler_names import NOISE_LEVELS, SAMPLERS, WITHOUT_SIGMAS, _check_levels, _known, _meant
+from sdort.pipelines import manifest
+from sdort.pipelines.manifest import ListedFile, _hash, _is_as_listed, _listed
+from sdort.samplers.scheduler_names import NOISE_LEVELS, SAMPLERS, WITHOUT_SIGMAS, _check_levels, _known, _meant
 
 DIGEST = "0123456789abcdef" * 2
 
@@ -26,8 +26,8 @@ def test_a_file_is_as_it_was_listed(
 ) -> None:
     """By its size first; what is remembered counts for large files alone, and is no reason against one."""
     hashed: Any = list[Path]()
-    monkeypatch.setattr(own_files, "SMALL", 10)
-    monkeypatch.setattr(own_files, "_hash", lambda path: hashed.append(path) or real)
+    monkeypatch.setattr(manifest, "SMALL", 10)
+    monkeypatch.setattr(manifest, "_hash", lambda path: hashed.append(path) or real)
     (tmp_path / "a").write_bytes(bytes(size))
     hashes: Any = SimpleNamespace(find=lambda place: remembered if place == "a" else None)
     trusted = listed > 10 and remembered == DIGEST
@@ -38,8 +38,8 @@ def test_a_file_is_as_it_was_listed(
 
 def test_a_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: Any = list[int]()
-    monkeypatch.setattr(own_files, "_HASHES", {})
-    monkeypatch.setattr(own_files, "hash_open", lambda number: calls.append(number) or f"hash {len(calls)}")
+    monkeypatch.setattr(manifest, "_HASHES", {})
+    monkeypatch.setattr(manifest, "hash_open", lambda number: calls.append(number) or f"hash {len(calls)}")
     path, other = tmp_path / "a", tmp_path / "b"
     for each in (path, other):
         each.write_bytes(b"12")
@@ -60,9 +60,9 @@ def test_a_file_is_hashed_once_until_it_changes(tmp_path: Path, monkeypatch: pyt
 def test_a_file_is_another_by_each_part_of_its_identity(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = iter(range(99))
     status = {"st_dev": 1, "st_ino": 2, "st_size": 3, "st_mtime_ns": 4, "st_ctime_ns": 5, "st_atime_ns": 6}
-    monkeypatch.setattr(own_files, "_HASHES", {})
-    monkeypatch.setattr(own_files, "hash_open", lambda number: str(next(numbers)))
-    monkeypatch.setattr(own_files, "os", SimpleNamespace(fstat=lambda number: SimpleNamespace(**status)))
+    monkeypatch.setattr(manifest, "_HASHES", {})
+    monkeypatch.setattr(manifest, "hash_open", lambda number: str(next(numbers)))
+    monkeypatch.setattr(manifest, "os", SimpleNamespace(fstat=lambda number: SimpleNamespace(**status)))
     (tmp_path / "a").touch()
     assert [_hash(tmp_path / "a"), _hash(tmp_path / "a")] == ["0", "0"]
     for count, key in enumerate(("st_dev", "st_ino", "st_size", "st_mtime_ns", "st_ctime_ns"), 1):

@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from sdort.checkpoints import configs
+from sdort.checkpoints.configs import optional_config, read_config, read_manifest, write_json
 from sdort.errors import BadModelError, UsageError
 from sdort.families.data.sd1 import FAMILY as SD1
 from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.families.data.sdxl_refiner import FAMILY as REFINER
 from sdort.families.family import LAST, PENULTIMATE, Encoder, Family
 from sdort.families.known_families import family_of
-from sdort.pipelines import configs
 from sdort.pipelines.conditioning import Conditioning, at_size, condition, encoder_outputs, scored
-from sdort.pipelines.configs import optional_config, read_config, read_manifest, write_json
 from sdort.pipelines.folder import PipelineFolder, image_channels, pixels_of, read_scheduler_config
 
 SD_PARTS = ("text_encoder", "unet", "vae_decoder")

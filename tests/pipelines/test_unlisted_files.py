@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import sdort.pipelines.content_check
+from sdort.checkpoints.clip_tokenizer import write_clip_tokenizer
 from sdort.errors import BadModelError, OutputError, UsageError
-from sdort.pipelines.clip_tokenizer import write_clip_tokenizer
 from sdort.pipelines.content_check import checked
-from sdort.pipelines.own_files import ListedFile, is_inside, is_plain, listed_files, named, places_in, write_own_files
+from sdort.pipelines.manifest import ListedFile, is_inside, is_plain, listed_files, named, places_in, write_own_files
 
 FILES = {
     "model_index.json": b"{}",

@@ -13,7 +13,7 @@ import pytest
 from support.small_graphs import edit
 
 from sdort.errors import UsageError
-from sdort.model.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
+from sdort.graph.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
 from sdort.precision.fp32_selection import Fp32Selection, Fp32Selector, _extra_bytes, _selection
 from sdort.precision.inputs import KEPT, _some
 from sdort.precision.plan import PlanRule, make_rules, read_plan, select, write_plan

@@ -26,9 +26,9 @@ from support.small_models import write
 
 from sdort.cli import cli
 from sdort.errors import ParityError, UsageError
+from sdort.graph.weights import as_weight
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import PIPELINE, OptimizeOptions, PipelineRun
-from sdort.model.weights import as_weight
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.command import optimize
 from sdort.precision import cost

@@ -24,15 +24,15 @@ def seen(*files: str) -> set[str]:
 @pytest.mark.parametrize(
     ("file", "near", "far"),
     [
-        ("sdort/generation/deep_cache.py", "generation/test_deep_cache.py", "cli/test_cli.py"),
+        ("sdort/generation/requests/deep_cache.py", "generation/test_deep_cache.py", "cli/test_cli.py"),
         ("tests/generation/test_deep_cache.py", "generation/test_deep_cache.py", "cli/test_cli.py"),
-        ("tests/support/group_norm_cases.py", "ops/test_ops_group_norm.py", "cli/test_cli.py"),
+        ("tests/support/group_norm_cases.py", "operator_library/test_ops_group_norm.py", "cli/test_cli.py"),
         ("fusions/gelu_tanh.py", "fusions/test_fusion_checks.py", "cli/test_cli.py"),
         ("fusions/skip_layer_normalization.py", "verification/test_verify_bisect.py", "cli/test_cli.py"),
         ("sdort/cli/run.py", "cli/test_forwarded_options.py", "generation/test_loop.py"),
         ("scripts/bench_tasks.py", "project/test_scripts.py", "cli/test_cli.py"),
         ("docs/guide/run.md", "project/test_docs.py", "project/test_layers.py"),
-        ("custom_ops/REGISTERS.md", "ops/test_ops_code.py", "cli/test_cli.py"),
+        ("custom_ops/REGISTERS.md", "operator_library/test_ops_code.py", "cli/test_cli.py"),
     ],
 )
 def test_the_nearest_tests_are_taken(file: str, near: str, far: str) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 import option_keywords
 
-from sdort.errors.declared_options import declared, option, sections_of
-from sdort.generation.typed_options import GENERATION
+from sdort.generation.requests.typed_options import GENERATION
+from sdort.options.declared_options import declared, option, sections_of
 
 
 def _unmarked(*classes: type) -> list[str]:

@@ -1,4 +1,4 @@
-"""Files are opened through sdort/machine/input_file.py; the rest are listed here, each with the reason."""
+"""Files are opened through sdort/files/input_file.py; the rest are listed here, each with the reason."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ MODULES = {"shutil", "os", "io", "np", "numpy"}
 # Module: (number of calls, why they may)
 ALLOWED = {
     "benchmark/conditions.py": (1, "/sys"),
+    "checkpoints/clip_merges.py": (1, "the package's own file"),
+    "checkpoints/safetensors.py": (1, "written, not read"),
     "cli/streams.py": (3, "/dev/null and the process's own streams"),
     "demo/__init__.py": (1, "the package's own files"),
     "demo/prompt_language.py": (1, "the package's own file"),
     "engines/checkpoint_folder.py": (2, "copies of a checkpoint that open_source has checked, for this process alone"),
-    "generation/image_texts.py": (1, "bytes that read_input read, of which Pillow decodes no pixel"),
-    "generation/input_image.py": (1, "bytes that open_input read, decoded in memory"),
+    "files/input_file.py": (3, "the one way"),
+    "files/package_sources.py": (1, "installed packages"),
+    "files/staging.py": (6, "locks and staged outputs: without following links, without waiting"),
+    "generation/files/image_texts.py": (1, "bytes that read_input read, of which Pillow decodes no pixel"),
+    "generation/pictures/input_image.py": (1, "bytes that open_input read, decoded in memory"),
     "inspection/profile.py": (1, "what ONNX Runtime wrote to a temporary folder of this process"),
     "machine/elf.py": (2, "libraries of the installed ONNX Runtime"),
-    "machine/input_file.py": (3, "the one way"),
     "machine/onnxruntime_copies.py": (1, "records of installed packages"),
     "machine/optional_packages.py": (1, "the package's own record of its installation"),
-    "machine/package_sources.py": (1, "installed packages"),
     "machine/supervisor.py": (1, "/proc"),
     "machine/system.py": (1, "/proc and /sys"),
     "machine/terminal.py": (1, "/dev/tty"),
     "onnx_io/hashing.py": (1, "files that this process wrote to its own staged folder"),
     "onnx_io/save.py": (2, "written, not read"),
-    "ops/library.py": (1, "the package's own sources"),
-    "pipelines/checkpoints/clip_merges.py": (1, "the package's own file"),
-    "pipelines/safetensors.py": (1, "written, not read"),
+    "operator_library/library.py": (1, "the package's own sources"),
     "precision/cost.py": (1, "what ONNX Runtime wrote to a temporary folder of this process"),
     "runtime/environment.py": (1, "/proc"),
     "runtime/memory.py": (1, "/proc"),
-    "staging.py": (6, "locks and staged outputs: without following links, without waiting"),
     "tuning/archive.py": (3, "written, not read; the archive itself comes from open_input"),
     "tuning/bundle.py": (1, "brought to the disk, not read"),
     "tuning/store.py": (3, "locks: without following links, without waiting"),

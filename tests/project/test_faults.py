@@ -22,7 +22,7 @@ from support import forked, pipelines, tiny_pipeline
 from support.moments import KILLED, KILLED_BY_CLOCK, Strikes
 from support.processes import wait_for_end
 
-from sdort.pipelines.own_files import write_own_files
+from sdort.pipelines.manifest import write_own_files
 from sdort.tuning.bundle import check_files
 from sdort.tuning.store import Store
 

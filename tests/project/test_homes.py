@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from support import homes
 
-import sdort.machine.cache_folder
+import sdort.files.cache_folder
 import sdort.tuning.store
-from sdort.ops import library
+from sdort.operator_library import library
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -28,7 +28,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.parametrize(
     "place",
-    [library.libraries_folder, sdort.machine.cache_folder.traces_folder, sdort.tuning.store.tuning_folder, Path.home],
+    [library.libraries_folder, sdort.files.cache_folder.traces_folder, sdort.tuning.store.tuning_folder, Path.home],
 )
 def test_every_cache_is_the_tests_own(place: Callable[[], Path]) -> None:
     assert not [home for home in homes.users_homes() if place().resolve().is_relative_to(home)]

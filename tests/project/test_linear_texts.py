@@ -11,23 +11,23 @@ import onnx
 import pytest
 from support.counted_steps import CountedPattern, CountedText, count_in_modules, grows_faster
 
+from sdort.adapters.adapter_choice import parse_adapter_choice
+from sdort.adapters.adapter_keys import read_keys
+from sdort.checkpoints.prediction import prediction_beside
 from sdort.errors import SdortError, did_you_mean
-from sdort.errors.declared_options import ranges_of
 from sdort.errors.plain_text import library_reason, one_line
-from sdort.generation.comfyui_graph import read_comfyui_graph
-from sdort.generation.infotext import read_infotext
-from sdort.generation.output_names import FIELDS
-from sdort.generation.prompt_chunks import Vocabulary, divide
-from sdort.generation.prompt_copies import remark_on_schedules
-from sdort.generation.prompt_schedule import Clock, check_prompt, read_schedule
-from sdort.generation.prompt_syntax import named_files, read_prompt
-from sdort.generation.typed_options import DrawnOptions
-from sdort.machine.json_text import parse_json
+from sdort.files.json_text import parse_json
+from sdort.generation.files.comfyui_graph import read_comfyui_graph
+from sdort.generation.files.infotext import read_infotext
+from sdort.generation.files.output_names import FIELDS
+from sdort.generation.prompts.prompt_chunks import Vocabulary, divide
+from sdort.generation.prompts.prompt_schedule import Clock, check_prompt, read_schedule
+from sdort.generation.prompts.prompt_syntax import named_files, read_prompt
+from sdort.generation.requests.prompt_copies import remark_on_schedules
+from sdort.generation.requests.typed_options import DrawnOptions
 from sdort.onnx_io.check_inference import check_inference
-from sdort.pipelines.adapters.adapter_choice import parse_adapter_choice
-from sdort.pipelines.adapters.adapter_keys import read_keys
-from sdort.pipelines.checkpoints.prediction import prediction_beside
-from sdort.pipelines.scheduler_names import find_scheduler
+from sdort.options.declared_options import ranges_of
+from sdort.samplers.scheduler_names import find_scheduler
 from sdort.verification.report.html import environment
 
 GUIDANCE = ranges_of(DrawnOptions)["guidance_scale"]

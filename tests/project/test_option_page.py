@@ -21,13 +21,13 @@ from pathlib import Path
 from click.testing import CliRunner
 from sdort.cli import cli
 from sdort.errors import UsageError
-from sdort.generation.from_image import REPLAYED
-from sdort.generation.infotext import parameters_text, read_infotext
-from sdort.generation.known_schedules import KnownSchedule
-from sdort.generation.record import GenerationRecord
-from sdort.generation.request import Request, sampler_of
-from sdort.generation.schedule_part import Part
-from sdort.generation.typed_options import GenerationOptions
+from sdort.generation.files.from_image import REPLAYED
+from sdort.generation.files.infotext import parameters_text, read_infotext
+from sdort.generation.requests.schedule_cache import KnownSchedule
+from sdort.generation.requests.record import GenerationRecord
+from sdort.generation.requests.request import Request, sampler_of
+from sdort.generation.schedules.schedule_part import Part
+from sdort.generation.requests.typed_options import GenerationOptions
 from sdort.pipelines.folder import PipelineFolder
 
 folder = PipelineFolder(Path(sys.argv[1]), {})

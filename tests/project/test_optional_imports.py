@@ -13,8 +13,8 @@ BEHIND = {
     "sdort.engines.torch_prompts": "given a pipeline of TorchEngine's, which checked",
     "sdort.engines.torch_runners": "made by TorchEngine, which checked",
     "sdort.integrations.comfyui": "imported by the file in ComfyUI's folder, which says what is missing",
-    "sdort.generation.schedulers": "checked before a scheduler that is diffusers' alone is made",
-    "sdort.generation.diffusers_sampler": "given a scheduler of these",
+    "sdort.generation.schedules.schedulers": "checked before a scheduler that is diffusers' alone is made",
+    "sdort.generation.schedules.diffusers_sampler": "given a scheduler of these",
 }
 """Modules and packages whose imports another one has checked."""
 

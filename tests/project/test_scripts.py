@@ -30,7 +30,7 @@ from support.script_modules import SCRIPTS
 
 from sdort.cli import cli
 from sdort.demo.scenes import Scene, SceneShape, render
-from sdort.generation.adapted_weights import AdapterPlan
+from sdort.generation.denoising.adapted_weights import AdapterPlan
 from sdort.optimizer.command import optimize
 from sdort.runtime import session as sessions
 from sdort.runtime.replaced_weights import ReplacedWeights

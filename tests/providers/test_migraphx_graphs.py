@@ -21,13 +21,13 @@ from support.optimized_models import optimized
 from support.parity import compare
 from support.turns import in_turns
 
+from sdort.graph.model import Model
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.judgement import Errors
-from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.providers import load_target
 from sdort.providers.migraphx import STANDARD, TARGET
 from sdort.verification.limits import Tolerance
+from sdort.workload.judgement import Errors
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 

@@ -17,7 +17,7 @@ from support.fragile import Fragile
 from support.small_models import evaluate, write
 
 from sdort.cli import cli
-from sdort.emulation.rounding import emulate
+from sdort.engines.rounding import emulate
 from sdort.errors import ProviderError, UsageError
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY, made_for_bf16, stored_dtype
 from sdort.providers import CPU

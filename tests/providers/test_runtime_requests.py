@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from sdort.errors import UsageError
-from sdort.errors.declared_options import command_words
 from sdort.machine.onnxruntime_copies import Flavour
+from sdort.options.declared_options import command_words
 from sdort.providers import CPU, PROVIDERS, session_settings
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX

@@ -12,7 +12,7 @@ from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented as NoKern
 from support.small_graphs import edit, parse
 
 from sdort.errors import ProviderError
-from sdort.model.domains import MICROSOFT_OPERATORS
+from sdort.graph.domains import MICROSOFT_OPERATORS
 from sdort.providers import CPU, load_target
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.rocm import PROVIDER as ROCM

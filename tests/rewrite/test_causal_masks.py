@@ -10,7 +10,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import Array, edit
 
-from sdort.model.symbolic import Dim, symbol
+from sdort.graph.symbolic import Dim, symbol
 from sdort.rewrite.causal_masks import (
     CLOSED,
     LARGEST_NUMBER,

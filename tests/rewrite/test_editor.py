@@ -12,8 +12,8 @@ import pytest
 from support.small_graphs import Described, edit, load, operators
 
 from sdort.errors import BadModelError
-from sdort.model.symbolic import symbol
-from sdort.model.weights import Absent, Cast, Concatenated, Inline
+from sdort.graph.symbolic import symbol
+from sdort.graph.weights import Absent, Cast, Concatenated, Inline
 from sdort.rewrite.editor import SMALL_ELEMENTS, Editor, array, producer, scalar, weight
 from sdort.rewrite.provenance import PROVENANCE_KEY, Provenance, provenance_json, read_provenance
 

@@ -12,8 +12,8 @@ import pytest
 from support.small_graphs import Described, edit
 
 from sdort.errors import BadModelError
-from sdort.model.fact import MAX_VALUE, NOTHING, Fact
-from sdort.model.symbolic import Dim, is_known, symbol, unknown
+from sdort.graph.fact import MAX_VALUE, NOTHING, Fact
+from sdort.graph.symbolic import Dim, is_known, symbol, unknown
 from sdort.rewrite.equal_sizes import equal_sizes
 from sdort.rewrite.inference.facts import Facts, _constant_fact, _name_unknowns, plain_attributes
 

@@ -9,7 +9,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import edit
 
-from sdort.model.fact import Fact
+from sdort.graph.fact import Fact
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.inference.facts import Facts
 

@@ -12,8 +12,8 @@ from support.infer_cases import SHAPES, VALUES, Case
 from support.small_graphs import edit, evaluate, feeds_for, parse, run
 
 from sdort.errors import BadModelError
-from sdort.model.fact import MAX_VALUE, NOTHING, Fact, broadcast
-from sdort.model.symbolic import is_known, symbol
+from sdort.graph.fact import MAX_VALUE, NOTHING, Fact, broadcast
+from sdort.graph.symbolic import is_known, symbol
 from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.inference.facts import RULES

@@ -13,8 +13,8 @@ import numpy as np
 import onnx_graphsurgeon as gs
 import pytest
 
-from sdort.model.fact import NOTHING, Fact
-from sdort.model.symbolic import Dim, is_known, symbol
+from sdort.graph.fact import NOTHING, Fact
+from sdort.graph.symbolic import Dim, is_known, symbol
 from sdort.rewrite.inference.facts import RULES
 from sdort.rewrite.inference.rules import Rules, as_dtype
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from sdort.model.symbolic import Dim, symbol
+from sdort.graph.symbolic import Dim, symbol
 from sdort.rewrite.inference.elementwise import _arithmetic, _compare
 
 H, W = symbol("h"), symbol("w")

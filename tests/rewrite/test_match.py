@@ -10,7 +10,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.small_graphs import Array, Described, edit
 
-from sdort.model.weights import Weight
+from sdort.graph.weights import Weight
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import Match, Progress, find
 from sdort.rewrite.pattern import check_connected, parse_pattern

@@ -12,7 +12,7 @@ import pytest
 from onnx import TensorProto, helper
 from support.small_graphs import Described, edit
 
-from sdort.model.symbolic import Dim, symbol
+from sdort.graph.symbolic import Dim, symbol
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import (
     Match,

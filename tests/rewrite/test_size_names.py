@@ -11,7 +11,7 @@ import onnx
 import pytest
 from support.small_graphs import evaluate, parse
 
-from sdort.model.symbolic import Dim, Shape, atoms, is_known, is_natural, symbol
+from sdort.graph.symbolic import Dim, Shape, atoms, is_known, is_natural, symbol
 from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.size_names import HIGHEST_POWER, LONGEST_NAME, read_names, size_at

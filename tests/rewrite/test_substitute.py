@@ -10,7 +10,7 @@ import pytest
 from support.small_graphs import edit, operators
 
 from sdort.errors import BadModelError
-from sdort.model.symbolic import Shape, symbol
+from sdort.graph.symbolic import Shape, symbol
 from sdort.rewrite.editor import Editor, live_nodes, sort_nodes
 from sdort.rewrite.match import Progress, Refusal, find
 from sdort.rewrite.pattern import parse_pattern

@@ -10,8 +10,8 @@ import pytest
 from support.small_graphs import check_step, edit, load, operators
 
 from sdort.errors import SdortError
+from sdort.graph.symbolic import symbol
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.symbolic import symbol
 from sdort.passes import simplify, tidy
 from sdort.providers import load_target
 from sdort.rewrite import worklist

@@ -6,7 +6,7 @@ import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import edit, operators
 
-from sdort.model.fact import Fact
+from sdort.graph.fact import Fact
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.worklist import PER_NODE, SHAPE_ONLY, _readers, _Worklist, apply_rules
 

@@ -18,11 +18,11 @@ from support.parity import open_raw
 from support.small_graphs import to_proto
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.deep_cut import check_depth, cut_deep, hidden_states
 from sdort.runtime.session import Session, open_session
+from sdort.runtime.step.deep_cut import check_depth, cut_deep, hidden_states
 from sdort.workload.residuals import MID
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 

@@ -15,7 +15,7 @@ from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime import announcement, environment, memory
+from sdort.runtime import environment, memory, provider_message
 from sdort.runtime.availability import Problem
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.memory import DeviceGrowth, peak_resident
@@ -174,19 +174,19 @@ def test_what_runs_is_announced_where_it_was_not_named(
 ) -> None:
     said: list[tuple[str, str]] = []
     for name in ("say", "warn", "detail"):
-        monkeypatch.setattr(announcement, name, lambda text, name=name: said.append((name, text)))
-    monkeypatch.setattr(announcement, "choose_provider", lambda _: (ROCM, fallback))
-    monkeypatch.setattr(announcement, "device_name", lambda provider, number: f"card {number}")
-    monkeypatch.setattr(announcement, "resolve", lambda _: library)
-    monkeypatch.setattr(announcement, "library_hash", lambda path: f"hash of {path}")
-    monkeypatch.setattr(announcement, "tuning_remark", lambda *_: "a remark")
+        monkeypatch.setattr(provider_message, name, lambda text, name=name: said.append((name, text)))
+    monkeypatch.setattr(provider_message, "choose_provider", lambda _: (ROCM, fallback))
+    monkeypatch.setattr(provider_message, "device_name", lambda provider, number: f"card {number}")
+    monkeypatch.setattr(provider_message, "resolve", lambda _: library)
+    monkeypatch.setattr(provider_message, "library_hash", lambda path: f"hash of {path}")
+    monkeypatch.setattr(provider_message, "tuning_remark", lambda *_: "a remark")
     options = RuntimeOptions(asked, tuning=tuning, device_id=3)
-    announcement.announce(options)
+    provider_message.announce(options)
     wanted = [("warn", "why")] * ("why" in told)
     wanted += [("say", "running on rocm: card 3")] * ("running on rocm" in told)
     wanted += [("detail", "custom operators: lib.so")] * (library is not None)
     assert said == [*wanted, ("say" if tuning else "detail", "a remark")]
-    assert announcement.custom_ops_hash(options) == ("hash of lib.so" if library else None)
+    assert provider_message.custom_ops_hash(options) == ("hash of lib.so" if library else None)
 
 
 # What is measured

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from support.tiny_pipeline import Tiny
 
 from sdort.cli import cli
-from sdort.generation import device_loop
+from sdort.generation.denoising import device_loop
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.runtime import opener, probe, session

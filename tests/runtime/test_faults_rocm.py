@@ -20,13 +20,13 @@ import click, numpy
 import sdort.runtime.session
 from sdort.console import set_verbosity
 from sdort.cli.reporting import reporting
-from sdort.generation.decode import Decoder, Plan
-from sdort.generation.bound_unet import Batch
-from sdort.generation.device_loop import Loop
+from sdort.generation.latents.decode import Decoder, Plan
+from sdort.runtime.step.bound_unet import Batch
+from sdort.generation.denoising.device_loop import Loop
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.generation.recurrence import Recurrence
-from sdort.generation.step_conditions import StepConditions
+from sdort.generation.schedules.recurrence import Recurrence
+from sdort.runtime.step.step_conditions import StepConditions
 
 # What reads the file before ONNX Runtime does is not installed here, and knows no GPU.
 sdort.runtime.session.check_file = lambda path, component: None

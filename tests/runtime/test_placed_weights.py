@@ -20,7 +20,7 @@ from onnx import parser
 from support import rocm_stub
 
 from sdort.errors import MemoryShortageError, ProviderError
-from sdort.model.stored_values import StoredValues
+from sdort.graph.stored_values import StoredValues
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import device_block

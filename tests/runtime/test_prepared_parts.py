@@ -11,10 +11,11 @@ import pytest
 from onnx import TensorProto, helper, parser
 
 from sdort.onnx_io.branches import outer_names
-from sdort.runtime import prepared_tensors as prepared
-from sdort.runtime import session, step_split
-from sdort.runtime.prepared_tensors import PreparedTensor, prepared_tensors
-from sdort.runtime.step_split import _Dependences, _keep_needed, _type_of, graph_inputs
+from sdort.runtime import session
+from sdort.runtime.step import prepared_tensors as prepared
+from sdort.runtime.step import step_split
+from sdort.runtime.step.prepared_tensors import PreparedTensor, prepared_tensors
+from sdort.runtime.step.step_split import _Dependences, _keep_needed, _type_of, graph_inputs
 from sdort.workload.samples import Sample
 
 FLOAT, HALF, BOOL, INT = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BOOL, TensorProto.INT64

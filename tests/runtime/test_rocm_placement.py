@@ -17,10 +17,10 @@ from support.full_exports import traced
 from support.models import Built
 from support.optimized_models import optimized
 
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
+from sdort.graph.weights import Weight
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.model import Model
-from sdort.model.signature import Array
-from sdort.model.weights import Weight
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
@@ -32,7 +32,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import provider_options
 from sdort.runtime.activations import activation_bytes
 from sdort.runtime.placement import COPIES, parse_placement
-from sdort.upscaling.kept_upscaler import write_upscaler
+from sdort.upscaling.upscaler_cache import write_upscaler
 from sdort.upscaling.upscaler_file import read_upscaler
 from sdort.workload.samples import Sample
 

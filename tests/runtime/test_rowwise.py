@@ -11,7 +11,7 @@ import pytest
 from onnx import helper, numpy_helper
 from onnx.reference import ReferenceEvaluator
 
-from sdort.runtime.rowwise import Rows, free_rows, same_rows
+from sdort.runtime.step.rowwise import Rows, free_rows, same_rows
 
 COUNT = 3
 Shape = tuple[int, ...]

@@ -21,14 +21,13 @@ from support import runtime_copies
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.families.timestep_shapes import timestep_shape
-from sdort.generation.image_files import output_paths
-from sdort.generation.images import constant_problem, to_image
-from sdort.generation.schedulers import load_scheduler
+from sdort.generation.files.image_files import output_paths
+from sdort.generation.pictures.images import constant_problem, to_image
+from sdort.generation.schedules.schedulers import load_scheduler
 from sdort.machine import distributions as flavours
 from sdort.machine.onnxruntime_copies import Flavour
 from sdort.machine.system import System
 from sdort.onnx_io.model_hash import hash_model
-from sdort.pipelines.scheduler_names import SAMPLERS, find_scheduler
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX
@@ -40,6 +39,7 @@ from sdort.runtime.environment import versions
 from sdort.runtime.failures import load_error, reason_of, run_error
 from sdort.runtime.placement import parse_placement, refuse_fallback, run_logged
 from sdort.runtime.session import Session, open_session
+from sdort.samplers.scheduler_names import SAMPLERS, find_scheduler
 
 ROOT = Path(__file__).parents[2]
 

@@ -17,9 +17,9 @@ import pytest
 
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.preparation import KEPT, ROWS
 from sdort.runtime.session import Session, open_session
-from sdort.runtime.step_split import StepSplit, split_step
+from sdort.runtime.step.preparation import KEPT, ROWS
+from sdort.runtime.step.step_split import StepSplit, split_step
 
 OPTIONS = RuntimeOptions("cpu", custom_ops="off")
 

@@ -10,7 +10,7 @@ import pytest
 from onnx import helper, parser
 from onnx.reference import ReferenceEvaluator
 
-from sdort.runtime.unsteered import _makes_zeros, _take_unread, remove_control_inputs
+from sdort.runtime.step.control_inputs_removed import _makes_zeros, _take_unread, remove_control_inputs
 
 MID = "mid_block_additional_residual"
 DOWN = "down_block_additional_residuals.0"
@@ -99,7 +99,7 @@ STAYS = {
 @pytest.mark.parametrize("name", STAYS)
 def test_what_reaches_another_operator_stays_and_is_told(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
-    monkeypatch.setattr("sdort.runtime.unsteered.detail", told.append)
+    monkeypatch.setattr("sdort.runtime.step.control_inputs_removed.detail", told.append)
     text = STAYS[name].replace("MID", MID).replace("DOWN", DOWN)
     own = [each for each in (MID, DOWN) if each in text]
     model = graph(text, *own)

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from support.tiny_pipeline import SCHEDULER
 
-from sdort.generation.diffusers_sampler import DiffusersSampler
-from sdort.generation.recurrence import find_recurrence
-from sdort.generation.schedule_part import Begin, Part, PartSteps
-from sdort.generation.schedulers import STUMBLES, _with_zero_snr
-from sdort.model.signature import Array
-from sdort.pipelines.scheduler_names import CLASSES
+from sdort.generation.schedules.diffusers_sampler import DiffusersSampler
+from sdort.generation.schedules.recurrence import find_recurrence
+from sdort.generation.schedules.schedule_part import Begin, Part, PartSteps
+from sdort.generation.schedules.schedulers import STUMBLES, _with_zero_snr
+from sdort.graph.signature import Array
 from sdort.samplers.find_sampler import SAMPLER_CLASSES, foreign_settings, sampler_values
 from sdort.samplers.sampler import Sampler
+from sdort.samplers.scheduler_names import CLASSES
 from sdort.samplers.settings import CHOSEN_SIGMAS, SIGMA_RANGE, ZERO_SNR, Setting
 from sdort.samplers.spacing import SigmaTable, beta_quantile
 

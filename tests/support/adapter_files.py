@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 FOLDERS = {"unet": "lora_unet_", "text_encoder": "lora_te1_", "text_encoder_2": "lora_te2_"}
 RANK, ALPHA = 3, 2.0

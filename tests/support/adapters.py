@@ -11,7 +11,7 @@ from peft import get_peft_model_state_dict, inject_adapter_in_model
 from safetensors.torch import save_file
 from support.ldm_files import ldm_unet
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 UNET: dict[str, Any] = {
     "block_out_channels": (32, 64),

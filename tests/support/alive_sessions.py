@@ -11,7 +11,7 @@ from unittest.mock import patch
 import numpy as np
 
 import sdort
-from sdort.generation.session_groups import PICTURES, group_of
+from sdort.generation.denoising.session_groups import PICTURES, group_of
 from sdort.runtime.session import Session
 
 BESIDE = ("scheduler", "controls")

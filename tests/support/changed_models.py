@@ -13,7 +13,7 @@ import numpy.typing as npt
 import onnx
 from onnx import TensorProto, ValueInfoProto, defs, helper, numpy_helper
 
-from sdort.model.domains import IN_DEFAULT_DOMAIN
+from sdort.graph.domains import IN_DEFAULT_DOMAIN
 
 Array = npt.NDArray[Any]
 Changed = tuple[str, onnx.ModelProto]

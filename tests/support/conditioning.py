@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from sdort.generation.pipeline import TextToImage
-from sdort.generation.request import Request
-from sdort.generation.stages import plan_stages
-from sdort.generation.step_conditions import Copies
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.stages import plan_stages
+from sdort.runtime.step.step_conditions import Copies
 
 
 def first_conditions(pipeline: TextToImage, requests: Sequence[Request]) -> list[Copies]:

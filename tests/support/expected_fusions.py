@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 from support.models import Built
 
+from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport
-from sdort.model.model import Model
 from sdort.optimizer.expected import expected_operators
 
 SD15_UNET = {

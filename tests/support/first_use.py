@@ -13,7 +13,7 @@ import pytest
 
 from sdort.first_use import making
 from sdort.optimizer.optimize_request import OptimizeRequest
-from sdort.pipelines.own_files import write_own_files
+from sdort.pipelines.manifest import write_own_files
 
 Fill = Callable[[Path, Path, OptimizeRequest], None]
 """Fills a folder with what is made of a checkpoint."""

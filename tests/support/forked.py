@@ -41,7 +41,7 @@ PRELOADED = (
     "sdort.exporter.command",
     "sdort.optimizer.command",
     "sdort.generation.command",
-    "sdort.ops.command",
+    "sdort.operator_library.command",
     "sdort.tuning.archive",
     "sdort.warmup.command",
     "diffusers.pipelines.stable_diffusion.pipeline_stable_diffusion",

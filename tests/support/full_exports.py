@@ -15,8 +15,8 @@ from support import exports, full_size, native
 from support.full_size import build_full
 from support.models import Built
 
-from sdort.model.model import Model
-from sdort.model.weights import Absent
+from sdort.graph.model import Model
+from sdort.graph.weights import Absent
 from sdort.onnx_io.load import from_proto
 
 LATENT = 8

@@ -8,7 +8,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
-from sdort.model.domains import file_domain
+from sdort.graph.domains import file_domain
 from sdort.rewrite.fusion import Fusion, load_fusions
 from sdort.rewrite.pattern import OPSET, Capture, Pattern, TensorType
 

@@ -7,8 +7,8 @@ import re
 from dataclasses import fields
 from typing import Any
 
-from sdort.errors.declared_options import declared
-from sdort.generation.record import GenerationRecord
+from sdort.generation.requests.record import GenerationRecord
+from sdort.options.declared_options import declared
 
 
 def record(**values: Any) -> GenerationRecord:

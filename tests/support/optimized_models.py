@@ -11,9 +11,9 @@ from typing import Any
 from support import models
 from support.exports import Case
 
+from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.model import Model
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.architecture import architecture
 from sdort.optimizer.expected import expected_operators

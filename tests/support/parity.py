@@ -1,9 +1,9 @@
 """Does an optimized component compute what the original does: errors of all outputs on the same random inputs.
 
 The reference is the original on ONNX Runtime's CPU provider, in the precision it has. There a graph of fp16 runs as its
-provider's kernels compute it, every tensor rounded where it is stored (:mod:`sdort.emulation.rounding`). What the CPU
-provider lacks is expanded by :mod:`sdort.emulation.standard`, so a graph made for a GPU is checked on any machine, and
-on its own provider where there is one.
+provider's kernels compute it, every tensor rounded where it is stored (:mod:`sdort.engines.rounding`). What the CPU
+provider lacks is expanded by :mod:`sdort.engines.standard_operators`, so a graph made for a GPU is checked on any
+machine, and on its own provider where there is one.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from typing import Any
 
 import onnx
 
-from sdort.emulation.rounding import emulate_graph, narrow_tensors
+from sdort.engines.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError, ParityError, UsageError
-from sdort.model.judgement import Errors, limit_share, measure_errors, unfit
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.precision.ranges import open_plain, run_plain
@@ -26,6 +25,7 @@ from sdort.providers import CPU, PROVIDERS
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.limits import TOLERANCES, Tolerance
 from sdort.verification.runners import RunConfiguration, open_model
+from sdort.workload.judgement import Errors, limit_share, measure_errors, unfit
 from sdort.workload.samples import Sample, declared_inputs, fixed_batch, make_inputs
 
 DEFAULT_SAMPLES = (Sample(1, 64, 64), Sample(2, 40, 56))
@@ -103,7 +103,8 @@ def compare(
         seed: of the random inputs.
         provider: where the optimized model runs: cpu, cuda, rocm or migraphx.
         custom_ops: which library of sdort's operators the optimized model runs with
-            (:func:`sdort.ops.library.resolve`). Without one, the CPU runs a GPU's operators by their definitions.
+            (:func:`sdort.operator_library.library.resolve`). Without one, the CPU runs a GPU's operators by their
+            definitions.
 
     Returns:
         The measurements; nothing is raised for a difference, see :meth:`Parity.check`.

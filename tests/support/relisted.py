@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sdort.pipelines.own_files import write_own_files
+from sdort.pipelines.manifest import write_own_files
 
 
 def relist(folder: Path) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import onnx
 
-from sdort.emulation.rounding import emulate
+from sdort.engines.rounding import emulate
 
 
 def write_emulated(path: Path, out: Path, component: str) -> None:

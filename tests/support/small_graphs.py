@@ -14,12 +14,12 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, parser
 from support.hardware import execution_provider, provider_of
 
-from sdort.emulation.standard import expand
+from sdort.engines.standard_operators import expand
+from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.model import Model
+from sdort.graph.symbolic import Dim
+from sdort.graph.weights import Weight
 from sdort.lowering.component_report import count_operators
-from sdort.model.domains import OWN_DOMAIN
-from sdort.model.model import Model
-from sdort.model.symbolic import Dim
-from sdort.model.weights import Weight
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model

@@ -9,8 +9,8 @@ import onnx
 from support.small_graphs import Array, to_proto
 from support.small_graphs import run as run_wide
 
-from sdort.emulation.rounding import emulate_graph
-from sdort.model.model import Model
+from sdort.engines.rounding import emulate_graph
+from sdort.graph.model import Model
 from sdort.onnx_io.load import from_proto
 from sdort.rewrite.editor import Editor
 

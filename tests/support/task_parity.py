@@ -16,7 +16,7 @@ from support.pipelines import locked
 from sdort.exporter.command import export
 from sdort.generation.job import plan_job
 from sdort.generation.pipeline import TextToImage, load_pipeline
-from sdort.generation.schedulers import load_scheduler
+from sdort.generation.schedules.schedulers import load_scheduler
 from sdort.providers.runtime_options import RuntimeOptions
 
 Array = np.ndarray[Any, Any]

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import save_file
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 State = dict[str, Array]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from sdort.model.model import Model
-from sdort.model.signature import Array
-from sdort.model.weights import (
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
+from sdort.graph.weights import (
     Weight,
 )
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 
-from sdort.model.signature import Array
-from sdort.model.stored_values import StoredValues
-from sdort.model.weights import (
+from sdort.graph.signature import Array
+from sdort.graph.stored_values import StoredValues
+from sdort.graph.weights import (
     Absent,
     Cast,
     Combined,

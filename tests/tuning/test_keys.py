@@ -22,10 +22,10 @@ from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import Template
 from sdort.exporter.trace_cache import TraceCache, trace_key
 from sdort.families.graph_tensor import GraphTensor
-from sdort.machine import package_sources
+from sdort.files import package_sources
+from sdort.files.package_sources import read_sources
+from sdort.files.verified_cache import VerifiedCache
 from sdort.machine.onnxruntime_copies import Flavour
-from sdort.machine.package_sources import read_sources
-from sdort.machine.verified_cache import VerifiedCache
 from sdort.onnx_io.model_hash import hash_files, hash_model
 from sdort.onnx_io.precision_mark import BF16
 from sdort.onnx_io.precision_mark import PRECISION_KEY as BF16_KEY

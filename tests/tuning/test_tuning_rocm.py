@@ -17,7 +17,7 @@ import pytest
 from support import rocm_packages, rocm_stub
 
 from sdort.errors import ProviderError
-from sdort.ops.library import library_hash
+from sdort.operator_library.library import library_hash
 from sdort.tuning.bundle import RECORD, TUNABLE, Bundle, seal
 from sdort.tuning.store import Store
 

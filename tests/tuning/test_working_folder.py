@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sdort.errors import ProviderError
-from sdort.ops.table import Entry, read_table
+from sdort.operator_library.tuning_table import Entry, read_table
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.migraphx import PROVIDER as MIGRAPHX

@@ -11,14 +11,14 @@ from support import stored, upscalers
 from support.small_graphs import load, parse
 
 from sdort.errors import ParityError
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.model import Model
-from sdort.model.signature import Array
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.rewrite.editor import Editor
-from sdort.upscaling import kept_upscaler as keeping
+from sdort.upscaling import upscaler_cache as keeping
 from sdort.upscaling.byte_images import byte_ends, use_bytes
 from sdort.upscaling.upscaler import Upscaler, open_upscaler
 from sdort.upscaling.upscaler_file import read_upscaler

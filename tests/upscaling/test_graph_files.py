@@ -13,15 +13,15 @@ from support import upscalers
 
 from sdort.doctor.caches import clean_cache
 from sdort.errors import BadModelError
-from sdort.model.model import Model
+from sdort.graph.model import Model
 from sdort.onnx_io.save import save_model
-from sdort.pipelines import kept_models
+from sdort.pipelines import model_cache
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import probe, session
-from sdort.upscaling import kept_upscaler as keeping
 from sdort.upscaling import upscaler as opening
-from sdort.upscaling.kept_upscaler import HalfOverflowError, kept_upscaler
+from sdort.upscaling import upscaler_cache as keeping
 from sdort.upscaling.upscaler import open_upscaler
+from sdort.upscaling.upscaler_cache import HalfOverflowError, kept_upscaler
 from sdort.upscaling.upscaler_file import UpscalerFacts, known_scale, read_upscaler
 
 PIXELS = np.random.default_rng(2).integers(0, 256, (40, 50, 3), np.uint8)
@@ -118,7 +118,7 @@ def test_an_upscaler_in_use_is_not_cleaned(weights: Path) -> None:
     clean_cache(["models"])
     assert file.is_file()
     assert kept_upscaler(weights, "cpu", "fp32") == (file, facts)
-    kept_models._HELD.pop(file.parents[1]).close()  # as where the process has ended
+    model_cache._HELD.pop(file.parents[1]).close()  # as where the process has ended
     clean_cache(["models"])
     assert not file.exists()
 

@@ -12,9 +12,9 @@ from support.small_graphs import run
 from support.upscalers import State
 
 from sdort.errors import BadModelError
+from sdort.graph.model import Model
+from sdort.graph.signature import Array
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.model.model import Model
-from sdort.model.signature import Array
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.upscaling.byte_images import use_bytes
 from sdort.upscaling.upscaler_file import peak_bytes_per_pixel, read_upscaler

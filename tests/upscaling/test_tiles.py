@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.upscaling import tiles
 from sdort.upscaling.tiles import enlarge, make_tiling
 

@@ -12,7 +12,7 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.engines.original import is_recorded
 from sdort.optimizer.command import optimize
-from sdort.pipelines.own_files import changed_files, write_own_files
+from sdort.pipelines.manifest import changed_files, write_own_files
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import FUSION, OTHER, BisectionFinding, of_other_models
 from sdort.verification.command_line import VerifyOptions

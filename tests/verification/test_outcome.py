@@ -13,8 +13,7 @@ import pytest
 
 from sdort.console import to_json
 from sdort.errors import ParityError, SdortError
-from sdort.generation.images import Generated
-from sdort.model.judgement import Errors, pair_outputs
+from sdort.generation.pictures.images import Generated
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.runtime_options import RuntimeOptions
@@ -51,6 +50,7 @@ from sdort.verification.report.text import (
 from sdort.verification.report.timesteps import timestep_errors
 from sdort.verification.semantic import Miss, SemanticScore
 from sdort.workload.cases import Case
+from sdort.workload.judgement import Errors, pair_outputs
 
 LIMIT = Tolerance(0.1, 0.01)
 

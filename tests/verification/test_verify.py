@@ -17,10 +17,10 @@ from support.exports import Case
 from support.parity import OutputParity, Parity, compare
 
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
-from sdort.model.judgement import Errors
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.verification.limits import TOLERANCES, Tolerance
 from sdort.verification.recorded_inputs import random_inputs
+from sdort.workload.judgement import Errors
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 SMALL = (Sample(1, 8, 12, 7),)

@@ -29,7 +29,7 @@ from sdort import console
 from sdort.cli import cli
 from sdort.console import to_json
 from sdort.errors import BadModelError, ParityError
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.optimizer.command import optimize
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions

@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sdort.generation.images import Generated
-from sdort.model.judgement import judge_output, judge_outputs, pair_outputs
-from sdort.model.signature import Array
+from sdort.generation.pictures.images import Generated
+from sdort.graph.signature import Array
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import component_comparison
@@ -35,6 +34,7 @@ from sdort.verification.recorded_inputs import Inputs
 from sdort.verification.references import Reference
 from sdort.verification.runners import RunConfiguration
 from sdort.workload.cases import Case
+from sdort.workload.judgement import judge_output, judge_outputs, pair_outputs
 
 RNG = np.random.default_rng(5)
 LIMIT = Tolerance(1e-2, 1e-3)

@@ -14,8 +14,7 @@ import pytest
 from support.browser import views
 
 from sdort.console import to_json
-from sdort.model.judgement import Errors
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.verification.bisection.blame import BisectionFinding, Culprit
 from sdort.verification.checks import Precision
 from sdort.verification.component_comparison import Comparison
@@ -26,6 +25,7 @@ from sdort.verification.recorded_inputs import Inputs
 from sdort.verification.report.shares import percent
 from sdort.verification.report.verification_page import verification_page
 from sdort.verification.semantic import Miss, SemanticScore
+from sdort.workload.judgement import Errors
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser

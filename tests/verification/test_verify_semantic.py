@@ -17,8 +17,8 @@ from sdort.demo.judge import describe_image
 from sdort.demo.prompt_language import POSITIONS, held_out, parse
 from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import BadModelError
-from sdort.generation.images import Generated
-from sdort.generation.request import Request
+from sdort.generation.pictures.images import Generated
+from sdort.generation.requests.request import Request
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification import semantic_score

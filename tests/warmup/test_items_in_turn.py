@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, MemoryShortageError, OutputError, ProviderError, SdortError
-from sdort.generation.decode import Plan
+from sdort.generation.latents.decode import Plan
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.opener import NotLoadedError

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from sdort.errors import ProviderError
-from sdort.generation.decode import Plan
-from sdort.ops.table import Entry
+from sdort.generation.latents.decode import Plan
+from sdort.operator_library.tuning_table import Entry
 from sdort.providers import PROVIDERS
 from sdort.warmup import bundle_sizes, tune_ops
 from sdort.warmup import command as warm

@@ -19,17 +19,18 @@ from support.moments import KILLED, Strikes
 from support.tiny_pipeline import Tiny, with_encoder
 
 from sdort import console
+from sdort.checkpoints.configs import write_json
 from sdort.cli import cli
 from sdort.cli.warm import _run_command
 from sdort.errors import OutputError, ProviderError, UsageError
-from sdort.generation import decode, keep_tuning
-from sdort.generation.input_image import read_image
+from sdort.generation import keep_tuning
 from sdort.generation.keep_tuning import keep_generated
+from sdort.generation.latents import decode
+from sdort.generation.pictures.input_image import read_image
 from sdort.generation.pipeline import load_pipeline
-from sdort.generation.request import Request
-from sdort.generation.stages import plan_stages
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.stages import plan_stages
 from sdort.onnx_io.component_file import read_component
-from sdort.pipelines.configs import write_json
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.signature import TensorSpec
+from sdort.graph.signature import TensorSpec
 from sdort.workload.cases import Case, cases, feed_shapes, further_cases, generation_cases, make_feeds
 from sdort.workload.image_inputs import count_images, image_inputs, is_image_input, is_image_scale
 from sdort.workload.residuals import (

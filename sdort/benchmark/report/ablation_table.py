@@ -13,8 +13,8 @@ from sdort.benchmark.published import CAPTION, PUBLISHED, published_text
 from sdort.benchmark.regression import ratio_interval
 from sdort.benchmark.row_table import as_markdown, caption, rows_as_csv
 from sdort.benchmark.rows import Row
+from sdort.graph.domains import MICROSOFT
 from sdort.inspection.description import is_fused
-from sdort.model.domains import MICROSOFT
 from sdort.tables import Table
 from sdort.workload.cases import WHOLE_PIPELINE
 

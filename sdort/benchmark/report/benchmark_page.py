@@ -27,7 +27,7 @@ from sdort.benchmark.row_table import caption
 from sdort.benchmark.rows import Row
 from sdort.console import say
 from sdort.errors import OutputError
-from sdort.staging import staged_output
+from sdort.files.staging import staged_output
 from sdort.verification.report.html import DARK, LIGHT, THEMES, Drawing, Table, Theme, render, section
 
 if TYPE_CHECKING:

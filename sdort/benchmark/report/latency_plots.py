@@ -11,7 +11,7 @@ from sdort.benchmark.digits import digits
 from sdort.benchmark.labels import bar_label, contender_label
 from sdort.benchmark.report.theme import SERIES, WIDTH, horizontal, legend, new_figure, row_height, text_on, title
 from sdort.benchmark.rows import Row
-from sdort.errors.number_ranges import size_words
+from sdort.options.number_ranges import size_words
 from sdort.verification.report.html import Theme
 from sdort.workload.cases import WHOLE_PIPELINE
 

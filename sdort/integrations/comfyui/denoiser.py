@@ -9,8 +9,8 @@ import torch
 
 from sdort.console import progress
 from sdort.errors import SdortError, UsageError
-from sdort.integrations.comfyui.residual_order import Residuals, residual_feeds
-from sdort.integrations.comfyui.size_numbers import WIDTH, split_condition
+from sdort.integrations.comfyui.control_residuals import Residuals, residual_feeds
+from sdort.integrations.comfyui.size_conditioning import WIDTH, split_condition
 from sdort.integrations.comfyui.weight_patches import PatchedWeights, Patches
 from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.workload.residuals import residual_inputs
@@ -180,7 +180,7 @@ class Denoiser(torch.nn.Module):  # type: ignore[misc]  # torch is not followed
             timesteps: [samples].
             context: the encoded prompts [samples, tokens, width].
             y: SDXL's pooled text and embedded sizes [samples, ...].
-            control: residuals of ControlNets (:mod:`sdort.integrations.comfyui.residual_order`).
+            control: residuals of ControlNets (:mod:`sdort.integrations.comfyui.control_residuals`).
             transformer_options: ComfyUI's; what changes the UNet inside is refused.
             _: what ComfyUI's UNet of these families takes and does not read.
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 from sdort.console import document
 from sdort.errors import OutputError, UsageError
-from sdort.errors.option_types import typed
 from sdort.errors.plain_text import some
-from sdort.machine.input_file import read_input
+from sdort.files.input_file import read_input
+from sdort.files.staging import scratch_folder, staged_directory
 from sdort.machine.version import __version__
-from sdort.staging import scratch_folder, staged_directory
+from sdort.options.option_types import typed
 
 NAME = "sdort-nodes"
 """The folder's name."""

@@ -12,13 +12,13 @@ from typing import Any
 
 from sdort.console import following, warn
 from sdort.errors import UsageError
+from sdort.families.component_names import DECODER, ENCODER
 from sdort.families.unet import UNET
 from sdort.first_use.making_plan import Making
 from sdort.first_use.models import optimized_model
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.optimized_unet import make_patcher
 from sdort.integrations.comfyui.optimized_vae import make_vae
-from sdort.model.component_names import DECODER, ENCODER
 from sdort.providers import AUTO, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

@@ -9,12 +9,12 @@ from typing import Any
 import torch
 
 from sdort.errors import BadModelError, MemoryShortageError, ParityError
-from sdort.generation.decode import SHARE, Plan, planner_of
-from sdort.generation.footprint import Size
+from sdort.families.component_names import DECODER, ENCODER
+from sdort.generation.latents.decode import SHARE, Plan, planner_of
+from sdort.generation.latents.graph_sizes import Size
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.machine.gpus import free_memory
-from sdort.model.component_names import DECODER, ENCODER
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import LoadOptions

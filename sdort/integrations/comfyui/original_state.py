@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
+from sdort.checkpoints.ldm_names import original_unet_names
 from sdort.console import quiet_libraries
-from sdort.pipelines.checkpoints.ldm_names import original_unet_names
 
 
 def empty_unet(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:

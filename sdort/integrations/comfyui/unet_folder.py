@@ -14,12 +14,12 @@ from sdort.errors import BadModelError
 from sdort.families.family import ComfyUI
 from sdort.families.known_families import FAMILIES
 from sdort.families.unet import UNET
+from sdort.graph.signature import static_size
 from sdort.integrations.comfyui.denoiser import Denoiser
 from sdort.integrations.comfyui.original_state import empty_unet, original_names
 from sdort.integrations.comfyui.weight_patches import PatchedWeights
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.signature import static_size
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions

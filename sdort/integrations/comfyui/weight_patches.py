@@ -12,9 +12,9 @@ import torch
 
 from sdort.console import progress
 from sdort.errors import UsageError
-from sdort.generation.adapted_weights import switched
+from sdort.generation.denoising.adapted_weights import switched
+from sdort.graph.signature import Array, Factors
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.signature import Array, Factors
 
 MODULE = "diffusion_model."
 """Prefix of a UNet's names in ComfyUI's model."""

@@ -15,10 +15,11 @@ from sdort.engines.original import checkpoint_of
 from sdort.engines.torch import TorchEngine
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.families.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.families.known_families import TEXT_ENCODERS
 from sdort.families.unet import UNET
-from sdort.generation.prompts import load_tokenizer
-from sdort.generation.schedulers import load_scheduler
+from sdort.generation.requests.tokenizers import load_tokenizer
+from sdort.generation.schedules.schedulers import load_scheduler
 from sdort.integrations.diffusers.first_use import Precision, optimized_checkpoint
 from sdort.integrations.diffusers.pipeline_tasks import check_task, pipeline_class
 from sdort.integrations.torch.control_module import load_controlnet
@@ -27,7 +28,6 @@ from sdort.integrations.torch.opened_component import OpenedComponents, open_com
 from sdort.integrations.torch.text_module import load_text_encoder, text_encoder_of
 from sdort.integrations.torch.unet_module import load_unet, unet_of
 from sdort.integrations.torch.vae_module import load_vae, vae_of
-from sdort.model.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import CPU
 from sdort.providers.runtime_options import LoadOptions

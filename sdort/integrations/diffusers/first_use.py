@@ -12,7 +12,7 @@ from sdort.engines.original import holds_onnx
 from sdort.errors import UsageError
 from sdort.first_use.making_plan import Making
 from sdort.first_use.models import optimized_model
-from sdort.generation.typed_options import runtime_options
+from sdort.generation.requests.typed_options import runtime_options
 from sdort.providers.runtime_options import LoadOptions
 from sdort.runtime.probe import choose_provider
 

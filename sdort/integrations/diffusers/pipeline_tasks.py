@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError
-from sdort.model.component_names import ENCODER
+from sdort.families.component_names import ENCODER
 from sdort.pipelines.folder import PipelineFolder
 
 TASKS = {

@@ -11,12 +11,12 @@ from diffusers import ControlNetModel
 from diffusers.models.controlnets.controlnet import ControlNetOutput
 from diffusers.models.modeling_utils import ModelMixin
 
+from sdort.checkpoints.configs import read_component_config
 from sdort.exporter.component_configs import class_defaults
+from sdort.families.component_names import CONTROLNET
 from sdort.integrations.torch.graph_module import GraphModule, StandIn, as_timestep, known_inputs, like, reloader
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.component_names import CONTROLNET
-from sdort.pipelines.configs import read_component_config
 from sdort.providers.runtime_options import LoadOptions
 
 if TYPE_CHECKING:

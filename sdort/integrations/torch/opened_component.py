@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from sdort.families.component_names import CONTROLNET
 from sdort.families.known_families import DENOISERS
-from sdort.generation.adapted_weights import is_adaptable, remark_inputs
-from sdort.generation.typed_options import runtime_options
+from sdort.generation.denoising.adapted_weights import is_adaptable, remark_inputs
+from sdort.generation.requests.typed_options import runtime_options
 from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.integrations.torch.torch_place import find_place
-from sdort.model.component_names import CONTROLNET
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.runtime_options import LoadOptions
-from sdort.runtime.announcement import announce
 from sdort.runtime.probe import choose_provider
+from sdort.runtime.provider_message import announce
 from sdort.runtime.session import open_session
 
 RECORDED = (*DENOISERS, CONTROLNET)

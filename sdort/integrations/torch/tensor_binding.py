@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import torch
 
+from sdort.graph.signature import TensorSpec
 from sdort.integrations.torch.torch_place import TorchPlace
-from sdort.model.signature import TensorSpec
-from sdort.runtime.preparation import Part
 from sdort.runtime.session import UNRECORDED
+from sdort.runtime.step.preparation import Part
 
 Tensors = Mapping[str, torch.Tensor]
 Shapes = tuple[tuple[int, ...], ...]

@@ -12,13 +12,13 @@ from torch.autograd.forward_ad import unpack_dual
 from sdort.errors import UsageError
 from sdort.families.known_families import roles_of
 from sdort.families.timestep_shapes import timestep_shape
-from sdort.integrations.torch.kept_prompts import KeptPrompts, MadeOfPrompt
-from sdort.integrations.torch.kept_rows import KeptRows
+from sdort.graph.signature import TensorSpec, cast_feeds
+from sdort.integrations.torch.prompt_cache import KeptPrompts, MadeOfPrompt
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, torch_dtype
+from sdort.integrations.torch.timestep_cache import KeptRows
 from sdort.integrations.torch.torch_place import TorchPlace
-from sdort.model.signature import TensorSpec, cast_feeds
-from sdort.runtime.preparation import Part, Preparation
 from sdort.runtime.session import Session
+from sdort.runtime.step.preparation import Part, Preparation
 from sdort.workload.image_inputs import image_inputs
 from sdort.workload.residuals import IMAGE, all_residuals, named_sizes, residual_shapes, shape_at
 

@@ -13,11 +13,11 @@ from transformers.modeling_outputs import BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
 from sdort.errors import UsageError
+from sdort.families.component_names import CLIP_SKIP
 from sdort.families.known_families import TEXT_ENCODERS
 from sdort.integrations.torch.graph_module import GraphModule, Reload, reloader
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.component_names import CLIP_SKIP
 from sdort.providers.runtime_options import LoadOptions
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """LoRA and its kin in a UNet's graph, by the methods that diffusers' pipelines call.
 
 The weights of the open graph are changed, so that a step costs what it costs without an adapter; other scales change
-them again (:mod:`sdort.generation.adapted_weights`).
+them again (:mod:`sdort.generation.denoising.adapted_weights`).
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from typing import Any, NoReturn
 import torch
 from safetensors.torch import save_file
 
+from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.adapters.adapter_keys import read_keys
+from sdort.adapters.peft_settings import SETTINGS_KEY
 from sdort.console import warn
 from sdort.errors import UsageError
 from sdort.families.known_families import TEXT_ENCODERS
 from sdort.families.unet import UNET
-from sdort.generation.adapted_weights import RunningAdapters, plan_adapters
+from sdort.files.staging import temporary_folder
+from sdort.generation.denoising.adapted_weights import RunningAdapters, plan_adapters
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.pipelines.adapters.adapter_choice import AdapterChoice
-from sdort.pipelines.adapters.adapter_keys import read_keys
-from sdort.pipelines.adapters.peft_settings import SETTINGS_KEY
 from sdort.pipelines.folder import PipelineFolder
-from sdort.staging import temporary_folder
 
 _NAME_LENGTH = 100
 """Characters of an adapter's name in that of its file, which messages show."""

@@ -14,6 +14,7 @@ from diffusers.models.unets.unet_2d_condition import UNet2DConditionOutput
 
 from sdort.errors import UsageError
 from sdort.exporter.component_configs import class_defaults
+from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.families.unet import UNET
 from sdort.integrations.torch.graph_module import (
     GraphModule,
@@ -28,7 +29,6 @@ from sdort.integrations.torch.opened_component import OpenedComponents, open_com
 from sdort.integrations.torch.tensor_binding import Tensors
 from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.integrations.torch.unet_adapters import AdapterMethods, UnetAdapters
-from sdort.model.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.onnx_io.component_file import read_component
 from sdort.providers.runtime_options import LoadOptions
 from sdort.workload.residuals import residual_inputs

@@ -11,10 +11,10 @@ from diffusers import AutoencoderKL, AutoencoderTiny
 
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.component_configs import class_defaults
+from sdort.families.component_names import DECODER, ENCODER
 from sdort.integrations.torch.graph_module import GraphModule, Reload, StandIn, like, reloader
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.model.component_names import DECODER, ENCODER
 from sdort.providers.runtime_options import LoadOptions
 
 if TYPE_CHECKING:

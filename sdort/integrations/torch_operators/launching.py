@@ -8,7 +8,7 @@ import torch
 
 from sdort.console import warn
 from sdort.errors import ProviderError, UsageError
-from sdort.ops.pointer_kernels import Kernels, Place, load_kernels
+from sdort.operator_library.pointer_kernels import Kernels, Place, load_kernels
 
 CPU = -1
 """The CPU's number, as ``Tensor.get_device()`` has it."""

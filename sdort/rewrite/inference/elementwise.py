@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.fact import BOOL, NOTHING, Elements, Fact, broadcast
-from sdort.model.symbolic import Dim, divide, is_natural, numbers
+from sdort.graph.fact import BOOL, NOTHING, Elements, Fact, broadcast
+from sdort.graph.symbolic import Dim, divide, is_natural, numbers
 from sdort.rewrite.inference.rules import Rules, as_dtype
 
 RULES = Rules()

@@ -1,7 +1,7 @@
 """The facts of all tensors of a graph: symbolic shape and value inference, node by node.
 
 ONNX's own inference leaves a dimension unknown as soon as it was computed; here ``Shape``, ``Gather``, ``Concat``,
-``Mul`` and so on carry :mod:`sdort.model.symbolic` dims as *values*, so that a Reshape to
+``Mul`` and so on carry :mod:`sdort.graph.symbolic` dims as *values*, so that a Reshape to
 ``[batch, height*width, 320]`` has exactly that shape. Standard operators whose shape needs no arithmetic are left to
 ``onnx.shape_inference.infer_node_outputs``; fused ones state their rule in their file (:mod:`sdort.operators`).
 """
@@ -19,9 +19,9 @@ import onnx_graphsurgeon as gs
 from onnx import checker, defs, helper, shape_inference
 
 from sdort.errors import BadModelError
-from sdort.model.fact import MAX_VALUE, NOTHING, Fact
-from sdort.model.operator import Call, standard_call
-from sdort.model.symbolic import (
+from sdort.graph.fact import MAX_VALUE, NOTHING, Fact
+from sdort.graph.operator import Call, standard_call
+from sdort.graph.symbolic import (
     Atom,
     Dim,
     Equalities,
@@ -33,7 +33,7 @@ from sdort.model.symbolic import (
     unknown,
     unknowns_made,
 )
-from sdort.model.weights import Weight
+from sdort.graph.weights import Weight
 from sdort.operators import find_operator
 from sdort.rewrite.equal_sizes import equal_sizes
 from sdort.rewrite.inference import elementwise, indexing, layers, reshaping

@@ -15,8 +15,8 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 
-from sdort.model.fact import MAX_VALUE, NOTHING, Fact
-from sdort.model.signature import Array
+from sdort.graph.fact import MAX_VALUE, NOTHING, Fact
+from sdort.graph.signature import Array
 from sdort.onnx_io.evaluate import evaluate_nodes
 from sdort.rewrite.inference.facts import Facts
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import onnx_graphsurgeon as gs
 
-from sdort.model.fact import INT64, Fact
-from sdort.model.symbolic import Dim, Shape, is_natural, numbers, product, symbol, unknown
+from sdort.graph.fact import INT64, Fact
+from sdort.graph.symbolic import Dim, Shape, is_natural, numbers, product, symbol, unknown
 from sdort.rewrite.inference.rules import Rules
 
 RULES = Rules()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.fact import INT64, NOTHING, Fact, broadcast, windows
-from sdort.model.symbolic import divide, unknown
+from sdort.graph.fact import INT64, NOTHING, Fact, broadcast, windows
+from sdort.graph.symbolic import divide, unknown
 from sdort.rewrite.inference.rules import Rules
 
 RULES = Rules()

@@ -7,8 +7,8 @@ import math
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.model.fact import MAX_VALUE, Fact, broadcast
-from sdort.model.symbolic import Dim, divide, numbers, preference, product, unknown
+from sdort.graph.fact import MAX_VALUE, Fact, broadcast
+from sdort.graph.symbolic import Dim, divide, numbers, preference, product, unknown
 from sdort.rewrite.inference.rules import Rules
 
 RULES = Rules()

@@ -9,7 +9,7 @@ import numpy as np
 import onnx_graphsurgeon as gs
 from onnx import helper
 
-from sdort.model.fact import Fact
+from sdort.graph.fact import Fact
 
 InferenceRule = Callable[[gs.Node, list[Fact]], "Sequence[Fact] | None"]
 """The outputs that it knows; None leaves the node to ONNX's own inference."""

@@ -14,9 +14,8 @@ import numpy as np
 import onnx
 
 from sdort.errors import SdortError
-from sdort.model import float16
-from sdort.model.judgement import magnitude
-from sdort.model.signature import Array
+from sdort.graph import float16
+from sdort.graph.signature import Array
 from sdort.onnx_io.precision_mark import stored_dtype
 from sdort.rewrite.fusion_names import fusion_names
 from sdort.verification.bisection.fused_steps import StepComparison, WrongStep, compare_steps
@@ -25,6 +24,7 @@ from sdort.verification.bisection.subgraph import extract_subgraph, nodes_betwee
 from sdort.verification.bisection.tensor_pairs import GraphPair, TensorPair, run_graph, tolerance_share
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.limits import Tolerance
+from sdort.workload.judgement import magnitude
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
 OTHER = "other model"
@@ -65,7 +65,7 @@ class BisectionFinding:
     share: float = 0.0
     """Its error as a multiple of the tolerance."""
     largest_value: float = 0.0
-    """The largest magnitude of that tensor in the original; fp16 ends at :data:`sdort.model.float16.LARGEST`."""
+    """The largest magnitude of that tensor in the original; fp16 ends at :data:`sdort.graph.float16.LARGEST`."""
     blamed: tuple[str, ...] = ()
     """Fusions or steps."""
     culprits: tuple[Culprit, ...] = ()

@@ -11,9 +11,15 @@ from collections.abc import Collection
 import onnx
 from onnx import TensorProto, helper
 
-from sdort.emulation.standard import MINIMUM_OPSET, call_function, make_function, needs_expansion, parse_function
-from sdort.model.domains import MICROSOFT
-from sdort.model.operator import Call, standard_call_of
+from sdort.engines.standard_operators import (
+    MINIMUM_OPSET,
+    call_function,
+    make_function,
+    needs_expansion,
+    parse_function,
+)
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.operator import Call, standard_call_of
 from sdort.onnx_io.own_functions import expand_own_functions
 from sdort.operators import find_operator
 from sdort.operators.multi_head_attention import MERGE, attention_steps, masking

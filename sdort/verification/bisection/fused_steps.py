@@ -15,10 +15,9 @@ from dataclasses import dataclass
 import onnx
 from onnx import TensorProto, inliner
 
-from sdort.emulation.rounding import emulate_graph
+from sdort.engines.rounding import emulate_graph
 from sdort.errors import SdortError
-from sdort.model.judgement import magnitude
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.onnx_io.precision_mark import says_bf16, stored_dtype
 from sdort.verification.bisection.decomposition import decompose
 from sdort.verification.bisection.step_detection import STEP_NAMES, after_casts, detect_steps
@@ -32,6 +31,7 @@ from sdort.verification.bisection.tensor_pairs import (
 )
 from sdort.verification.limits import Tolerance
 from sdort.verification.runners import is_for_gpu, open_model
+from sdort.workload.judgement import magnitude
 
 Values = Mapping[TensorPair, tuple[Array, Array]]
 

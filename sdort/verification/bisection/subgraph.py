@@ -10,7 +10,7 @@ import onnx
 from onnx import TensorProto, numpy_helper
 from onnx.external_data_helper import load_external_data_for_tensor
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.verification.bisection.tensor_pairs import GraphPair, TensorPair, ancestors, outputs_of
 
 

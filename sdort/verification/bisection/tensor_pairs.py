@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 import onnx
 
-from sdort.emulation.rounding import emulate_graph, narrow_tensors
+from sdort.engines.rounding import emulate_graph, narrow_tensors
 from sdort.errors import BadModelError
-from sdort.model import float16
-from sdort.model.judgement import measure_errors
-from sdort.model.pieces import split
-from sdort.model.signature import Array, Feeds
+from sdort.graph import float16
+from sdort.graph.pieces import split
+from sdort.graph.signature import Array, Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.precision_mark import stored_dtype
-from sdort.ops.library import OFF
+from sdort.operator_library.library import OFF
 from sdort.rewrite.provenance import Provenance, read_provenance
 from sdort.runtime.session import Session
 from sdort.verification.limits import Tolerance
 from sdort.verification.runners import Outputs, RunConfiguration, is_emulated, open_model
+from sdort.workload.judgement import measure_errors
 
 TENSORS_PER_SESSION = 16
 """Tensors that are recorded in one session."""

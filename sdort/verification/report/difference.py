@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 
 MOST_GAIN = 64
 """Difference maps are made at most this much brighter: more would show rounding as if it were damage."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sdort.errors.plain_text import printable
-from sdort.model.signature import Array
+from sdort.graph.signature import Array
 from sdort.verification.report.difference import difference_map, is_comparable
 from sdort.verification.report.shares import percent
 

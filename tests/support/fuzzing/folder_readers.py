@@ -21,22 +21,22 @@ from support.fuzzing.documents import mutate_json
 from support.fuzzing.messages import Mutate
 from support.infotext import read_infotext, record
 
+from sdort.checkpoints.configs import MANIFEST, check_processor
+from sdort.checkpoints.tokenizer_files import check_tokenizer
 from sdort.errors import MOST_CHARACTERS, BadModelError, SdortError
 from sdort.errors.plain_text import encodable
-from sdort.generation import input_image
-from sdort.generation.image_files import save_image
-from sdort.generation.image_texts import MAX_TEXTS, read_texts
+from sdort.files.staging import staged_directory
+from sdort.generation.files.image_files import save_image
+from sdort.generation.files.image_texts import MAX_TEXTS, read_texts
 from sdort.generation.job import plan_jobs
-from sdort.generation.prompt_schedule import Clock, read_parts, read_schedule
-from sdort.generation.prompt_syntax import WEIGHTINGS, read_prompt
+from sdort.generation.pictures import input_image
+from sdort.generation.prompts.prompt_schedule import Clock, read_parts, read_schedule
+from sdort.generation.prompts.prompt_syntax import WEIGHTINGS, read_prompt
 from sdort.onnx_io.hashing import hash_bytes, hash_file
-from sdort.ops.table import read_table
-from sdort.pipelines.configs import MANIFEST, check_processor
+from sdort.operator_library.tuning_table import read_table
 from sdort.pipelines.content_check import checked
-from sdort.pipelines.own_files import why_foreign
-from sdort.pipelines.tokenizer_files import check_tokenizer
-from sdort.pipelines.wrong_input import expect_onnx, no_diffusers_pipeline, not_there
-from sdort.staging import staged_directory
+from sdort.pipelines.explain_path import expect_onnx, no_diffusers_pipeline, not_there
+from sdort.pipelines.manifest import why_foreign
 from sdort.tuning.session_hooks import SessionTuning
 from sdort.tuning.working_folder import merge as merge_files
 from sdort.tuning.working_folder import write_table

@@ -29,6 +29,8 @@ from support.fuzzing.pieces import mutate_drawn, mutate_picture, mutate_prompt
 from support.fuzzing.small_inputs import EXTERNAL, EXTERNAL_BYTES, external, small_models
 from support.fuzzing.tiny_files import tiny_file
 
+from sdort.adapters.adapter_file import read_adapter
+from sdort.adapters.embedding_file import EmbeddingChoice, read_embedding
 from sdort.benchmark.regression import (
     as_saved,
     compare_with_saved,
@@ -37,6 +39,8 @@ from sdort.benchmark.regression import (
     load_rows,
 )
 from sdort.benchmark.rows import Row
+from sdort.checkpoints.file_kind import recognise_file
+from sdort.checkpoints.safetensors import read_tensors
 from sdort.errors import MOST_CHARACTERS, SdortError
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.component_configs import class_defaults
@@ -44,11 +48,11 @@ from sdort.exporter.signatures import LIBRARIES
 from sdort.exporter.source import component_config, read_source, select_components
 from sdort.exporter.template import Trace, fill, make_template, pack, unpack
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.component_names import DECODER
+from sdort.files.verified_cache import VerifiedCache
+from sdort.graph.model import Model
+from sdort.graph.weights import Stored, Weight
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.machine.verified_cache import VerifiedCache
-from sdort.model.component_names import DECODER
-from sdort.model.model import Model
-from sdort.model.weights import Stored, Weight
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.expression_json import UNREADABLE
 from sdort.onnx_io.graph_import import tensors_of
@@ -56,11 +60,7 @@ from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
 from sdort.onnx_io.wire import OWN_FILE, read_graph
 from sdort.optimizer.expected import expected_operators
-from sdort.pipelines.adapters.adapter_file import read_adapter
-from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, read_embedding
-from sdort.pipelines.file_kind import recognise_file
 from sdort.pipelines.folder import PipelineFolder, image_channels
-from sdort.pipelines.safetensors import read_tensors
 from sdort.precision.plan import read_plan, select
 from sdort.precision.positions import NodeKind, Position
 from sdort.providers import load_target

@@ -13,16 +13,16 @@ import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from sdort.adapters.adapter_file import read_adapter
+from sdort.adapters.embedding_file import EmbeddingChoice, read_embedding
+from sdort.adapters.ip_adapter_file import read_ip_adapter
+from sdort.checkpoints.clip_vision import read_image_encoder
 from sdort.errors import SdortError
 from sdort.exporter.open_source import open_source
 from sdort.exporter.source import select_components
 from sdort.exporter.trace_cache import TraceCache
 from sdort.exporter.vae_parts import read_vae
-from sdort.pipelines.adapters.adapter_file import read_adapter
-from sdort.pipelines.adapters.embedding_file import EmbeddingChoice, read_embedding
-from sdort.pipelines.adapters.ip_adapter_file import read_ip_adapter
-from sdort.pipelines.checkpoints.clip_vision import read_image_encoder
-from sdort.staging import temporary_folder
+from sdort.files.staging import temporary_folder
 
 Shape = tuple[int, ...]
 Tensors = dict[str, tuple[str, Shape]]

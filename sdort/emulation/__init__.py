@@ -1,1 +1,0 @@
-"""GPU operators and fp16 or bf16 rounding on a CPU."""

@@ -1,0 +1,1 @@
+"""Denoising: the loops, and what steers a running denoiser."""

@@ -1,0 +1,1 @@
+"""Files of images: the texts inside of them, read and written."""

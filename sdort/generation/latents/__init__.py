@@ -1,0 +1,1 @@
+"""Latents: made of pixels, decoded to pixels, previewed."""

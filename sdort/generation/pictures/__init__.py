@@ -1,0 +1,1 @@
+"""Pictures: those that a caller gives and those that come of latents, as pixels."""

@@ -1,0 +1,1 @@
+"""Prompts: their language, their tokens, and what a denoiser is conditioned by."""

@@ -1,0 +1,1 @@
+"""Schedules: noise of seeds, timesteps, and samplers as numbers."""

@@ -1,0 +1,1 @@
+"""Options: what one is, the types and ranges of their values."""

@@ -1,0 +1,212 @@
+"""The UNet with its inputs and output at fixed addresses in the provider's memory, bound once for a batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from sdort.errors import UsageError
+from sdort.families.known_families import roles_of
+from sdort.families.timestep_shapes import timestep_shape
+from sdort.graph.signature import Array, HasInputs, static_size
+from sdort.pipelines.conditioning import Conditioning
+from sdort.runtime.session import UNRECORDED, Session
+from sdort.runtime.step.device_buffer import Buffer
+from sdort.runtime.step.prepared_inputs import (
+    StepRow,
+    bind_prepared,
+    bind_prompts,
+    prepared_beside,
+    prepared_rows,
+    step_inputs,
+    timed_rows,
+)
+from sdort.runtime.step.step_conditions import StepConditions
+from sdort.workload.residuals import zero_residuals
+
+InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
+"""Conditioning inputs by name, each with the shape of one sample."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Samples that the UNet runs on at once: ``copies`` prompts (with several, the negative one first) times
+    ``images``."""
+
+    copies: int
+    images: int
+    latent: tuple[int, int, int]
+    """Channels, height, width."""
+    extra: int = 0
+    """Channels that the UNet takes beside those of the latents: a mask and the latents of what it leaves."""
+
+    @property
+    def samples(self) -> int:
+        return self.copies * self.images
+
+    @property
+    def elements(self) -> int:
+        """Number of elements of all images' latents."""
+        return self.images * math.prod(self.latent)
+
+
+def batch_slices(session: Session, name: str, total: int) -> list[slice]:
+    """Slices of ``total`` samples: one, or parts of the batch that a static model has.
+
+    Raises:
+        UsageError: the static batch does not divide ``total``.
+    """
+    size = static_size(session.inputs[name].shape, 0) or total
+    if total % size:
+        raise UsageError(
+            f"{session.component} was exported for {size} samples at once, which does not divide {total}",
+            hint="With guidance every image is two samples, and one more for each AND: change --num-images, or export "
+            "without --static.",
+        )
+    return [slice(first, first + size) for first in range(0, total, size)]
+
+
+class BoundBuffers:
+    """The UNet's inputs and output for one batch, bound once.
+
+    Args:
+        shapes: the shape of one sample of each conditioning input.
+        number: the number of the first graph that may be recorded here; each part of the batch has one of its own.
+    """
+
+    def __init__(self, session: Session, batch: Batch, shapes: Mapping[str, tuple[int, ...]], number: int) -> None:
+        self.session = session
+        self.batch = batch
+        inputs, output, self.roles = session.inputs, session.outputs[0], roles_of(session.inputs)
+        channels = static_size(output.shape, 1) or batch.latent[0]
+        shape = (batch.samples, batch.latent[0] + batch.extra, *batch.latent[1:])
+        self.slices = batch_slices(session, self.roles.sample, batch.samples)
+        self.sample = Buffer(session, np.zeros(shape, inputs[self.roles.sample].dtype))
+        self.output = Buffer(session, np.zeros((batch.samples, channels, *batch.latent[1:]), output.dtype))
+        self.conditioning = {
+            name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype))
+            for name, shape in shapes.items()
+        }
+        self.residuals = {
+            name: Buffer(session, values) for name, values in zero_residuals(inputs, self.sample.shape).items()
+        }
+        clock = timestep_shape(inputs, self.slices[0].stop), inputs[self.roles.timestep].dtype
+        self.row = StepRow(session, {self.roles.timestep: clock, **prepared_rows(session, batch.samples)})
+        self.timesteps = np.zeros(0)
+        self.changes = 0
+        """Grows with every other conditioning, and with every other list of timesteps."""
+        self._of_times: tuple[tuple[str, bytes, int], Array] | None = None
+        """The last timesteps and weights, and the rows that follow from these alone."""
+        self.prompts = bind_prompts(session, self.slices, self._arguments)
+        self.graphs = [number + index for index in range(len(self.slices))]
+        self._bindings = [self._bind(session, number) for number in range(len(self.slices))]
+        self._shallow: list[Any] = []
+        """Of the UNet without its deep part, from the first run on."""
+
+    def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
+        """Binding arguments of an input for some of the samples."""
+        if name == self.roles.timestep:
+            return self.row.binding_arguments(name)
+        buffer = {self.roles.sample: self.sample, **self.conditioning, **self.residuals}[name]
+        return buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:]))
+
+    def _bind(self, session: Session, number: int, kept: Mapping[str, Any] | None = None) -> Any:
+        """A part of the batch, bound to the UNet or to its outer part, which takes ``kept`` too, as ``OrtValue``."""
+        binding, part = session.io_binding(), self.slices[number]
+        for name, value in (kept or {}).items():
+            binding.bind_ortvalue_input(name, value)
+        for name in [name for name in step_inputs(session) if name not in (kept or {})]:
+            binding.bind_input(name, *self._arguments(name, part))
+        bind_prepared(binding, session, self.row, part, self.prompts[number : number + 1])
+        rest = (part.stop - part.start, *self.output.shape[1:])
+        binding.bind_output(session.outputs[0].name, *self.output.binding_arguments(part.start, rest))
+        return binding
+
+    def write_conditioning(self, samples: Conditioning) -> None:
+        """Let all samples be conditioned by these arrays [samples, ...] from the next run on."""
+        for name, values in samples.items():
+            self.conditioning[name].write(values)
+        for prompt in self.prompts:
+            prompt.run()
+        self.changes += 1
+
+    def step_rows(self, timesteps: Array, conditions: StepConditions) -> Array:
+        """Conditioning of a row in each step, [steps, words]; it is written on the way.
+
+        Args:
+            timesteps: [steps].
+            conditions: of every step.
+        """
+        shape, dtype = self.row.array(self.roles.timestep)
+        times = (np.round(timesteps) if dtype.kind == "i" else timesteps).astype(dtype)
+        self.timesteps, self.changes = times, self.changes + 1
+        preparation, images = self.session.preparation, self.batch.images
+        key = (times.dtype.str, times.tobytes(), self.session.weights.version)
+        if self._of_times and self._of_times[0] == key:
+            return self._of_times[1]
+        of_steps: dict[str, list[Array]] = {}
+        for step in range(len(times)):
+            if preparation and preparation.beside and conditions.changes(step):
+                self.write_conditioning(repeated(conditions.at(step), images))
+                written = {name: buffer.read() for name, buffer in self.conditioning.items()}
+                beside = prepared_beside(self.session, self.prompts, written)
+            for name in preparation.beside if preparation else ():
+                of_steps.setdefault(name, []).append(beside[name])
+        made = timed_rows(self.session, times, {name: np.stack(values) for name, values in of_steps.items()})
+        clock = np.broadcast_to(times.reshape(-1, *[1] * len(shape)), (len(times), *shape))
+        packed = self.row.packed({self.roles.timestep: clock, **self.row.widened(made)})
+        self._of_times = (key, packed) if not of_steps else None  # what prompts take part in is another's next time
+        return packed
+
+    def clear_residuals(self) -> None:
+        """Take away what controls of an earlier run left in the UNet's residual inputs."""
+        for buffer in self.residuals.values():
+            buffer.fill(0.0)
+
+    def run(self, whole: bool = True) -> None:
+        """One run of the UNet from the buffers into the buffers.
+
+        Args:
+            whole: with its deep part, and not with what the last whole run gave of that.
+        """
+        session, bindings = self.session, self._bindings
+        if session.shallow and not whole:
+            session, bindings = session.shallow, self._shallow
+        elif session.shallow and not self._shallow:
+            self._shallow = [self._first_run(session, session.shallow, number) for number in range(len(bindings))]
+            return
+        for binding, graph in zip(bindings, self.graphs, strict=True):
+            session.run_bound(binding, graph)
+
+    def _first_run(self, session: Session, shallow: Session, number: int) -> Any:
+        """A run that says how large the deep part's output is, which stays at its address; the outer part, bound."""
+        binding, name = self._bindings[number], session.kept
+        binding.bind_output(name, *session.memory)
+        session.run_bound(binding, UNRECORDED)
+        kept = binding.get_outputs()[1]
+        binding.bind_ortvalue_output(name, kept)
+        return self._bind(shallow, number, {name: kept})
+
+
+def repeated(conditions: Sequence[Conditioning], images: int) -> Conditioning:
+    """The conditioning of all samples: [conditions * images, ...] by input, every condition for all images in a row.
+
+    Args:
+        conditions: arrays [1, ...], the same for all images, or [images, ...].
+    """
+    return {
+        name: np.concatenate(
+            [np.broadcast_to(condition[name], (images, *condition[name].shape[1:])) for condition in conditions]
+        )
+        for name in conditions[0]
+    }
+
+
+def condition_width(unet: HasInputs) -> int | None:
+    """Width of the embedding of the guidance scale; None if the UNet does not take one."""
+    spec = unet.inputs.get(roles_of(unet.inputs).guidance or "")
+    return (static_size(spec.shape, 1) or 256) if spec else None

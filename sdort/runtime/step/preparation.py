@@ -1,0 +1,196 @@
+"""The parts of a UNet that run before the steps: once for a prompt, and once for all timesteps of a schedule.
+
+:mod:`sdort.runtime.step.step_split` makes their graphs. What the prompt's part makes stays in the provider's memory;
+what is made of the timesteps is small, and goes to the host, which lays it out for the loop that needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import copy
+from typing import Any, Protocol
+
+import numpy as np
+
+from sdort.families.family import Roles
+from sdort.graph.signature import Array, TensorSpec
+
+ROWS = 64
+"""Rows that the part of the timesteps takes at once, the last ones filled up: one shape for schedules of any length, to
+be tuned or compiled once, and results that do not depend on that length."""
+KEPT = 4
+"""Prompts of which what was prepared is kept, for runs from host memory."""
+
+
+class Part(Protocol):
+    """A session, as far as it is needed here."""
+
+    ort: Any
+    inputs: dict[str, TensorSpec]
+    outputs: list[TensorSpec]
+
+    @property
+    def memory(self) -> tuple[str, int]: ...
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]: ...
+    def io_binding(self) -> Any: ...
+    def run_bound(self, binding: Any, graph: int = 1) -> None: ...
+    def upload(self, value: Array) -> Any: ...
+    def download(self, value: Any) -> Array: ...
+    def guard(self, call: Any) -> Any: ...
+    def new_graph(self) -> int: ...
+    def stop(self) -> None: ...
+
+
+class BoundPart:
+    """A part on inputs at fixed addresses. Its outputs stay where the first run puts them, which is here.
+
+    Args:
+        inputs: arguments of ``IOBinding.bind_input`` by name, of the part's inputs and others.
+    """
+
+    def __init__(self, part: Part, inputs: Mapping[str, Sequence[Any]]) -> None:
+        self._part = part
+        self._binding = part.io_binding()
+        for name in part.inputs:
+            self._binding.bind_input(name, *inputs[name])
+        for spec in part.outputs:
+            self._binding.bind_output(spec.name, *part.memory)
+        self.run()
+        self.values: dict[str, Any] = dict(
+            zip([spec.name for spec in part.outputs], self._binding.get_outputs(), strict=True)
+        )
+        """The outputs as ``OrtValue``, by name."""
+        for name, value in self.values.items():
+            self._binding.bind_ortvalue_output(name, value)
+
+    def run(self) -> None:
+        """Make the outputs of what the inputs are now."""
+        self._part.run_bound(self._binding)
+
+
+_USUAL = Roles()
+
+
+class Preparation:
+    """The part of a denoising model that runs before the steps.
+
+    Args:
+        prompt, time: the parts, None where there is nothing of theirs.
+        each_sample: as in :class:`sdort.runtime.step.step_split.StepSplit`.
+        step: the step's inputs.
+        roles: of the whole model's inputs.
+    """
+
+    def __init__(
+        self,
+        prompt: Part | None,
+        time: Part | None,
+        each_sample: Collection[str],
+        step: Iterable[str],
+        roles: Roles = _USUAL,
+    ) -> None:
+        self.roles = roles
+        self.prompt = prompt
+        self.time = time
+        self.each_sample = each_sample
+        self._take(step)
+        self._kept: list[tuple[int, dict[str, Array], dict[str, Any]]] = []
+
+    def for_step(self, step: Iterable[str]) -> Preparation:
+        """The same parts for another step, which takes no more of what they make.
+
+        Args:
+            step: its inputs.
+        """
+        other = copy(self)
+        other._take(step)
+        return other
+
+    def _take(self, step: Iterable[str]) -> None:
+        made = {spec.name for part in self.parts for spec in part.outputs}
+        self.taken = list(step)
+        """The step's inputs."""
+        self.step = [name for name in self.taken if name not in made]
+        """Those that are the whole model's too."""
+
+    @property
+    def parts(self) -> list[Part]:
+        return [part for part in (self.prompt, self.time) if part]
+
+    @property
+    def beside(self) -> list[str]:
+        """Further inputs of the timesteps' part, a row for each timestep."""
+        return [name for name in self.time.inputs if name != self.roles.timestep] if self.time else []
+
+    def rows(self, timesteps: Array, beside: Mapping[str, Array]) -> dict[str, Array]:
+        """Tensors made of timesteps.
+
+        Args:
+            timesteps: [rows].
+            beside: arrays [rows, ...] of :attr:`beside`.
+
+        Returns:
+            Arrays [rows, ...] by name.
+        """
+        if self.time is None:
+            return {}
+        found: dict[str, list[Array]] = {}
+        for first in range(0, len(timesteps), ROWS):
+            chosen = np.minimum(np.arange(first, first + ROWS), len(timesteps) - 1)
+            fed = {self.roles.timestep: timesteps[chosen], **{name: beside[name][chosen] for name in self.beside}}
+            for name, values in self.time.run(fed).items():
+                found.setdefault(name, []).append(values[: len(timesteps) - first])
+        return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def forget(self) -> None:
+        """Keep nothing that was made for earlier prompts."""
+        self._kept.clear()
+
+    def step_feeds(self, feeds: Mapping[str, Any], version: int) -> dict[str, Any]:
+        """The step's inputs.
+
+        Args:
+            feeds: the whole model's: arrays, or ``OrtValue``.
+            version: of the weights; of other ones, other things are made.
+        """
+        made = self._of_prompt(feeds, version)
+        step = {name: feeds[name] for name in self.step}
+        step |= {name: value for name, value in made.items() if name in self.taken}
+        if self.time is None:
+            return step
+        beside = {name: _array(self.time, made.get(name, feeds.get(name))) for name in self.beside}
+        timesteps = np.broadcast_to(
+            _array(self.time, feeds[self.roles.timestep]).reshape(-1), _shape(feeds[self.roles.sample])[:1]
+        )
+        rows = self.rows(timesteps, beside)
+        taken = {name: values for name, values in rows.items() if name in self.taken}
+        return step | {name: values if name in self.each_sample else values[:1] for name, values in taken.items()}
+
+    def _of_prompt(self, feeds: Mapping[str, Any], version: int) -> dict[str, Any]:
+        """Outputs of the prompt's part, as ``OrtValue``, cached for the last prompts."""
+        part = self.prompt
+        if part is None:
+            return {}
+        fed = {name: _array(part, feeds[name]) for name in part.inputs}
+        for known, arrays, values in self._kept:
+            if known == version and all(np.array_equal(arrays[name], fed[name], equal_nan=True) for name in fed):
+                return values
+        inputs = {name: part.upload(values) for name, values in fed.items()}
+        binding = part.io_binding()
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
+        for spec in part.outputs:
+            binding.bind_output(spec.name, *part.memory)
+        part.run_bound(binding)
+        made = dict(zip([spec.name for spec in part.outputs], binding.get_outputs(), strict=True))
+        copies = {name: np.array(values) for name, values in fed.items()}
+        self._kept[:] = [(version, copies, made), *self._kept][:KEPT]
+        return made
+
+
+def _array(part: Part, value: Any) -> Array:
+    return value if isinstance(value, np.ndarray) else part.download(value)
+
+
+def _shape(value: Any) -> tuple[int, ...]:
+    return value.shape if isinstance(value, np.ndarray) else tuple(value.shape())

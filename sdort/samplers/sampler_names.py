@@ -1,0 +1,64 @@
+"""A1111's names of samplers, as PNG files and model sites have them, for diffusers' classes."""
+
+from __future__ import annotations
+
+from sdort.errors import SdortError
+from sdort.samplers.scheduler_names import NOISE_LEVELS, SAMPLERS, find_scheduler
+
+_NAMES = {
+    "ddim": "DDIM",
+    "deis": "DEIS",
+    "dpm2": "DPM2",
+    "dpm2-a": "DPM2 a",
+    "dpm++-2m": "DPM++ 2M",
+    "dpm++-2m-sde": "DPM++ 2M SDE",
+    "dpm++-2m-sde-heun": "DPM++ 2M SDE Heun",
+    "dpm++-3m-sde": "DPM++ 3M SDE",
+    "dpm++-sde": "DPM++ SDE",
+    "euler": "Euler",
+    "euler-a": "Euler a",
+    "heun": "Heun",
+    "lcm": "LCM",
+    "lms": "LMS",
+    "plms": "PLMS",
+    "unipc": "UniPC",
+}
+"""Short name -> A1111's, where it has the sampler."""
+_TYPES = {
+    "karras": "Karras",
+    "exponential": "Exponential",
+    "beta": "Beta",
+    "sgm-uniform": "SGM Uniform",
+    "simple": "Simple",
+    "normal": "Normal",
+    "ddim-uniform": "DDIM",
+}
+"""Noise levels -> A1111's schedule type."""
+
+
+def a1111_sampler(class_name: str, asked: str | None) -> dict[str, str]:
+    """``Sampler`` and ``Schedule type``, as A1111 writes them; the class's own name where A1111 has none for it.
+
+    Args:
+        class_name: diffusers' class.
+        asked: the name by which it was asked for; None for the pipeline's own, whose settings are not told.
+    """
+    wanted = _settings(asked) if asked else None
+    for short, name in _NAMES.items():
+        if wanted is None or wanted[1] == {}:
+            if SAMPLERS[short].class_name == class_name:
+                return {"Sampler": name}
+            continue
+        if _settings(short) == wanted:
+            return {"Sampler": name}
+        for levels in NOISE_LEVELS:
+            if _settings(f"{short}-{levels}") == wanted:
+                return {"Sampler": name, "Schedule type": _TYPES[levels]}
+    return {"Sampler": class_name}
+
+
+def _settings(name: str) -> tuple[str, dict[str, object]] | None:
+    try:
+        return find_scheduler(name)
+    except SdortError:
+        return None
