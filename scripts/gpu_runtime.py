@@ -35,7 +35,7 @@ from sdort.families.vae_levels import vae_factor
 from sdort.generation.denoising.device_loop import Loop
 from sdort.generation.denoising.host_loop import denoise
 from sdort.generation.latents.decode import Decoder, Plan, size_of
-from sdort.generation.latents.start_latents import Beginning
+from sdort.generation.latents.start_latents import BatchStart
 from sdort.generation.schedules.diffusers_sampler import DiffusersSampler
 from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
 from sdort.generation.schedules.recurrence import find_recurrence
@@ -125,7 +125,7 @@ class Generation:
     def through_host(self, session: Session) -> tuple[Array, list[float]]:
         steps, noise = PartSteps(scheduler(self.args), WHOLE), self.noise[0]
         draw = NoiseSource([ImageSeed(0)]).draw
-        return denoise(session, steps, self.conditions, Beginning(noise), draw, [-6.5, 7.5], lambda _: None)
+        return denoise(session, steps, self.conditions, BatchStart(noise), draw, [-6.5, 7.5], lambda _: None)
 
 
 def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from sdort.families.component_names import SAFETY_CHECKER
 from sdort.families.graph_tensor import GraphTensor
 from sdort.files.input_file import read_input
 from sdort.machine.version import __version__
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 from sdort.pipelines.origin import ORIGIN, origin_mark
 
 
@@ -118,7 +118,7 @@ def write_manifest(folder: Path, report: ExportReport, origin: Path, named: Path
         for component in report.components
         for file, digest in component.xxh128.items()
     }
-    write_own_files(folder, manifest, hashes)
+    write_listed_files(folder, manifest, hashes)
 
 
 def _with_size(applied: AppliedAdapter | AddedWord) -> dict[str, Any]:

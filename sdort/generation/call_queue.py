@@ -14,7 +14,7 @@ _LOOK = 0.05
 """Seconds from one look at a waiting call's event to the next."""
 
 
-class Turns:
+class CallQueue:
     """The turns of a pipeline's calls.
 
     Its sessions, buffers and adapters serve one call: another one meanwhile would change what the first one computes.

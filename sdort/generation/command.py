@@ -16,7 +16,7 @@ import numpy as np
 from sdort.console import progress, say, warn
 from sdort.errors import ParityError, UsageError
 from sdort.families.component_names import DECODER
-from sdort.generation.call_queue import Turns, refuse_cancelled
+from sdort.generation.call_queue import CallQueue, refuse_cancelled
 from sdort.generation.denoising.guard import Guard
 from sdort.generation.denoising.step_progress import StepProgress
 from sdort.generation.files.image_files import check_sides, save_image
@@ -70,7 +70,7 @@ class Pipeline:
     def __init__(self, models: TextToImage, options: RuntimeOptions, load_seconds: float, device: DeviceGrowth) -> None:
         self.provider: str = models.provider.name
         self._loaded: TextToImage | None = models
-        self._turns = Turns()
+        self._turns = CallQueue()
         self._options = options
         self._load_seconds = load_seconds
         self._device = device

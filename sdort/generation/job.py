@@ -28,7 +28,7 @@ from sdort.generation.pictures.input_image import read_image, read_mask
 from sdort.generation.pictures.safety import choose_safety
 from sdort.generation.prompts.wildcards import Wildcards
 from sdort.generation.requests.control_choice import ControlChoice, parse_control_choice
-from sdort.generation.requests.default_sampling import usual_sampling
+from sdort.generation.requests.default_sampling import default_sampling
 from sdort.generation.requests.dynamic_prompts import draw_prompts
 from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.requests.lora_tags import LoraFolder, with_adapters
@@ -105,7 +105,7 @@ class Job:
         if not self.unsaid:
             return self
         own = None if "scheduler" in self.unsaid else str(folder.scheduler.get("_class_name"))
-        usual = usual_sampling(folder, self.requests[0].scheduler or own)
+        usual = default_sampling(folder, self.requests[0].scheduler or own)
         settings = {name: getattr(usual, name) for name in sorted(self.unsaid)}
         if usual.reason:
             numbers = {name: value for name, value in settings.items() if name != "scheduler"}

@@ -17,7 +17,7 @@ from sdort.errors import BadModelError, MemoryShortageError
 from sdort.families.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.known_families import DENOISERS
 from sdort.generation.latents.decode import Plan, planner_of
-from sdort.generation.latents.graph_sizes import element_bytes, keeps_scores
+from sdort.generation.latents.graph_memory import element_bytes, keeps_scores
 from sdort.generation.pictures.safety import is_judged
 from sdort.generation.requests.control_plan import find_control
 from sdort.generation.requests.refiner import open_refiner

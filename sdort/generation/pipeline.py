@@ -25,7 +25,7 @@ from sdort.generation.denoising.session_groups import DENOISING, PICTURES, OneGr
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.latents.decode import Decoder, OnTile, Plan, choose, size_of
 from sdort.generation.latents.encode import Encoder, Posterior, pixels_of_images
-from sdort.generation.latents.graph_sizes import decoder_footprint
+from sdort.generation.latents.graph_memory import decoder_memory
 from sdort.generation.latents.preview import BatchPreviews, Previewer
 from sdort.generation.latents.start_latents import Start
 from sdort.generation.memory_need import fits_beside, has_room
@@ -39,7 +39,7 @@ from sdort.generation.requests.canvas import Canvas, make_canvas, remark_on_size
 from sdort.generation.requests.prompt_copies import CopyTexts, copy_schedules, remark_on_schedules, texts_by_call
 from sdort.generation.requests.refiner import open_refiner, remark_on_base
 from sdort.generation.requests.request import UPSCALES, Request, check_inputs, image_size, sampler_of
-from sdort.generation.requests.schedule_cache import known_recurrence
+from sdort.generation.requests.schedule_cache import cached_recurrence
 from sdort.generation.requests.stages import Stage
 from sdort.generation.requests.tokenizers import load_tokenizers, remark_on_files, remark_on_prompts
 from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
@@ -416,8 +416,8 @@ class TextToImage:
         def work() -> Posterior:
             session = self._opened(ENCODER)
             widened = self.guard is not None and ENCODER in self.guard.widened
-            footprint = decoder_footprint(folder.file(ENCODER), session.provider, widened)
-            encoder = Encoder(session, folder.vae, folder.vae_factor, footprint, folder.latent_channels)
+            graph_memory = decoder_memory(folder.file(ENCODER), session.provider, widened)
+            encoder = Encoder(session, folder.vae, folder.vae_factor, graph_memory, folder.latent_channels)
             height, width = (side // folder.vae_factor for side in pixels.shape[2:])
             return encoder.encode(pixels, choose(encoder, session, (1, height, width), request.vae_tiling, True))
 
@@ -774,7 +774,7 @@ class TextToImage:
         return PartSteps(sampler_of(self.schedule, request, stage.schedule), stage.part)
 
     def _recurrence(self, request: Request, stage: Stage) -> Recurrence | None:
-        return known_recurrence(self.schedule, request, stage.schedule, stage.part)
+        return cached_recurrence(self.schedule, request, stage.schedule, stage.part)
 
     def _previews(
         self, request: Request, stage: Stage, guidance: Sequence[float], seeds: Sequence[ImageSeed]
@@ -800,8 +800,8 @@ class TextToImage:
     def _decoder(self, on_tile: OnTile) -> Decoder:
         session, folder = self._opened(DECODER), self.folder
         widened = self.guard is not None and DECODER in self.guard.widened
-        footprint = decoder_footprint(folder.file(DECODER), session.provider, widened)
-        return Decoder(session, folder.vae, folder.vae_factor, on_tile, footprint)
+        graph_memory = decoder_memory(folder.file(DECODER), session.provider, widened)
+        return Decoder(session, folder.vae, folder.vae_factor, on_tile, graph_memory)
 
     def _shown(self, decoder: Decoder, image: Generated, latents: Array, used: Session) -> Generated:
         """An image that shows something, decoded again in a safer precision if it does not."""

@@ -15,7 +15,7 @@ from sdort.machine.version import __version__
 from sdort.onnx_io.components import walk
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.report import OptimizeReport
-from sdort.pipelines.manifest import FILES, write_own_files
+from sdort.pipelines.manifest import FILES, write_listed_files
 from sdort.pipelines.origin import ORIGIN, origin_mark
 
 MOST_FILES = 5
@@ -93,4 +93,4 @@ def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Pat
     history.pop(FILES, None)
     for component in (history.get("components") or {}).values():
         component.pop("xxh128", None)  # of the source's files, in what older versions wrote
-    write_own_files(stage, {**history, "optimized": optimized}, hashes)
+    write_listed_files(stage, {**history, "optimized": optimized}, hashes)

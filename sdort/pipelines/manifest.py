@@ -47,7 +47,7 @@ class ListedFile:
     xxh128: str
 
 
-def write_own_files(folder: Path, content: Mapping[str, Any], hashes: Mapping[Path, str]) -> None:
+def write_listed_files(folder: Path, content: Mapping[str, Any], hashes: Mapping[Path, str]) -> None:
     """Write ``sdort.json`` with ``content`` and the list of all files in the folder.
 
     Args:

@@ -18,7 +18,7 @@ from sdort.cli import cli
 from sdort.engines.original import original_of
 from sdort.errors import UsageError
 from sdort.optimizer.command import optimize
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 from sdort.pipelines.origin import has_mark, origin_mark
 
 
@@ -27,7 +27,7 @@ def place(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """``checkpoint``, ``model`` made of it, as ``sdort export`` lists it, and ``fast`` of that."""
     shutil.copytree(tiny.diffusers, tmp_path / "checkpoint")
     model = Path(shutil.copytree(tiny.onnx, tmp_path / "model"))
-    write_own_files(model, {"source": "checkpoint", "origin": origin_mark(tmp_path / "checkpoint")}, {})
+    write_listed_files(model, {"source": "checkpoint", "origin": origin_mark(tmp_path / "checkpoint")}, {})
     optimize(model, tmp_path / "fast", provider="cpu", components=("text_encoder",))
     monkeypatch.chdir(tmp_path)
     return tmp_path
@@ -42,7 +42,7 @@ def fine_tuned(checkpoint: Path) -> None:
 
 def exported_anew(model: Path) -> None:
     edit_weights(model / "text_encoder" / "model.onnx", lambda array, _: array + 1, "final_layer_norm")
-    write_own_files(model, json.loads((model / "sdort.json").read_text()), {})
+    write_listed_files(model, json.loads((model / "sdort.json").read_text()), {})
 
 
 def with_other_index(checkpoint: Path) -> None:

@@ -32,7 +32,7 @@ from sdort.exporter.replacements import MadeWith, Replacements
 from sdort.families.component_names import DECODER
 from sdort.files.file_digest import file_digest
 from sdort.machine import optional_packages
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 from sdort.pipelines.origin import origin_mark
 from sdort.providers import CPU
 from sdort.workload.cases import WHOLE_PIPELINE
@@ -60,7 +60,7 @@ def model(tiny: Tiny, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """An export of the file, in the current folder."""
     folder = Path(shutil.copytree(tiny.onnx, tmp_path / "work" / "model"))
     recorded = {"source": file.name, "path": os.path.relpath(file, folder), "origin": origin_mark(file), **made(tiny)}
-    write_own_files(folder, recorded, {})
+    write_listed_files(folder, recorded, {})
     monkeypatch.chdir(folder.parent)
     return folder
 
@@ -226,7 +226,7 @@ def test_nothing_is_unpacked_for_a_torch_that_is_not_there(
 ) -> None:
     fast = Path(shutil.copytree(tiny.onnx, model.with_name("fast")))
     recorded = {"from": str(model), "origin": origin_mark(model), "provider": "cpu", "precision": "fp32"}
-    write_own_files(fast, {"optimized": recorded}, {})
+    write_listed_files(fast, {"optimized": recorded}, {})
     monkeypatch.setattr(optional_packages, "is_installed", lambda name: name != "torch")
     monkeypatch.setattr(checkpoint_module, "open_source", lambda *_, **__: pytest.fail("it was unpacked"))
     arguments = ["--component", "unet", "--inputs", "random", "--provider", "cpu"]

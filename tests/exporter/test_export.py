@@ -32,7 +32,7 @@ from sdort.exporter.source import read_source, select_components
 from sdort.exporter.trace_cache import TraceCache, trace_key
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import write
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 
 # ONNX Runtime and torch sum in another order; float32 keeps 24 bits, and these graphs are a few dozen layers deep.
 TOLERANCE = 1e-4
@@ -516,7 +516,7 @@ def test_a_failed_export_leaves_nothing(
         export(str(exported.checkpoint), out, cache_dir=exported.traces)
     assert not (tmp_path / "parent").exists()
     out.mkdir(parents=True)
-    write_own_files(out, {"source": "before"}, {})
+    write_listed_files(out, {"source": "before"}, {})
     before = (out / "sdort.json").read_text()
     with pytest.raises(told):
         export(str(exported.checkpoint), out, cache_dir=exported.traces, overwrite=True)

@@ -283,7 +283,7 @@ def test_what_is_said_of_an_adapter(
 def test_the_manifest_of_an_export(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Times and traces are of this run alone; hashes are those of the list."""
     written: dict[str, Any] = {}
-    monkeypatch.setattr(manifest, "write_own_files", lambda folder, content, hashes: written.update(
+    monkeypatch.setattr(manifest, "write_listed_files", lambda folder, content, hashes: written.update(
         folder=folder, content=json.loads(json.dumps(content)), hashes=hashes))  # fmt: skip
     monkeypatch.setattr(manifest, "origin_mark", lambda folder: {"of": str(folder)})
     adapter, word = tmp_path / "a", tmp_path / "w"

@@ -20,7 +20,7 @@ from onnx import TensorProto, numpy_helper, parser
 
 from sdort.generation.denoising import host_loop
 from sdort.generation.denoising.device_loop import Loop
-from sdort.generation.latents.start_latents import Beginning
+from sdort.generation.latents.start_latents import BatchStart
 from sdort.generation.schedules.recurrence import Recurrence
 from sdort.graph.signature import Array
 from sdort.providers import CPU
@@ -237,7 +237,7 @@ class Run:
             assert tuple(shape) == LATENT
             return next(later)
 
-        given = Beginning(self.noise[0], self.image, self.mask, self.extra)
+        given = BatchStart(self.noise[0], self.image, self.mask, self.extra)
         return host_loop.denoise(
             unet, self.schedule.steps(), self.conditions, given, draw, self.guidance, lambda _: None, controls=controls,
             every=max(1, self.case.every),

@@ -21,7 +21,7 @@ from support.tiny_pipeline import Tiny
 
 import sdort
 from sdort.errors import CancelledError, UsageError
-from sdort.generation.call_queue import Turns
+from sdort.generation.call_queue import CallQueue
 
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")
 
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 
 
 def test_turns_come_in_the_order_of_the_calls() -> None:
-    turns, order, together = Turns(), list[int](), list[int]()
+    turns, order, together = CallQueue(), list[int](), list[int]()
     inside = 0
 
     def call(number: int) -> None:
@@ -54,14 +54,14 @@ def test_turns_come_in_the_order_of_the_calls() -> None:
 
 
 def test_a_call_that_fails_gives_its_turn_away() -> None:
-    turns = Turns()
+    turns = CallQueue()
     for _ in range(2):
         with pytest.raises(ValueError, match="bad"), turns.take():
             raise ValueError("bad")
 
 
 def test_a_call_inside_of_a_call_is_refused_and_ends_nothing() -> None:
-    turns = Turns()
+    turns = CallQueue()
     with turns.take(), pytest.raises(UsageError, match="from inside of its own call"), turns.take():
         pass
     with turns.take():
@@ -69,7 +69,7 @@ def test_a_call_inside_of_a_call_is_refused_and_ends_nothing() -> None:
 
 
 def test_a_call_that_waits_can_be_cancelled() -> None:
-    turns, cancel, ends = Turns(), threading.Event(), list[str]()
+    turns, cancel, ends = CallQueue(), threading.Event(), list[str]()
 
     def call(event: threading.Event | None) -> None:
         try:
@@ -92,7 +92,7 @@ def test_a_call_that_waits_can_be_cancelled() -> None:
     assert not turns._calls
 
 
-def in_a_fork(turns: Turns, ends: Any) -> None:
+def in_a_fork(turns: CallQueue, ends: Any) -> None:
     try:
         with turns.take():
             ends.send("ran")
@@ -104,7 +104,7 @@ def in_a_fork(turns: Turns, ends: Any) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*:DeprecationWarning")
 def test_a_forked_process_is_told(held: bool) -> None:
     """Also where a thread held the turn when it was forked, which nobody gives back there."""
-    context, turns = multiprocessing.get_context("fork"), Turns()
+    context, turns = multiprocessing.get_context("fork"), CallQueue()
     if held:
         turns._changed.acquire()
     ours, theirs = context.Pipe()

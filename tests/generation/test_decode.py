@@ -16,7 +16,7 @@ from sdort.errors import MemoryShortageError, ProviderError
 from sdort.first_use.command import run
 from sdort.generation.latents import decode
 from sdort.generation.latents.decode import Decoder, Plan, Planner, in_tiles, ramp, starts
-from sdort.generation.latents.graph_sizes import Footprint
+from sdort.generation.latents.graph_memory import GraphMemory
 from sdort.generation.pipeline import load_pipeline
 from sdort.generation.requests.request import Request
 from sdort.graph.signature import TensorSpec
@@ -194,7 +194,7 @@ def test_memory_grows_with_images_pixels_and_the_width_of_numbers() -> None:
     assert OPEN.bytes_for((5, 128, 128), Plan(True, 64)) == one
     # Where the attention's scores are the most, of all images.
     assert OPEN.bytes_for((3, 256, 256), Plan()) == 3 * OPEN.bytes_for((1, 256, 256), Plan()) > 3 * 8 * 256**4
-    fused = Planner(OPEN.latents, OPEN.config, 8, Footprint(4, 0))
+    fused = Planner(OPEN.latents, OPEN.config, 8, GraphMemory(4, 0))
     assert fused.bytes_for((1, 256, 256), Plan()) == 16 * fused.bytes_for((1, 64, 64), Plan())
 
 

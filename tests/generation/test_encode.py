@@ -13,7 +13,7 @@ import sdort
 from sdort.errors import MemoryShortageError
 from sdort.generation.latents.decode import Plan
 from sdort.generation.latents.encode import Encoder
-from sdort.generation.latents.graph_sizes import Footprint
+from sdort.generation.latents.graph_memory import GraphMemory
 from sdort.graph.signature import TensorSpec
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
@@ -54,7 +54,7 @@ class Means:
 
 
 def encoder(session: Any) -> Encoder:
-    return Encoder(session, CONFIG, FACTOR, Footprint(4), 1)
+    return Encoder(session, CONFIG, FACTOR, GraphMemory(4), 1)
 
 
 def image(height: int, width: int) -> Array:

@@ -99,7 +99,7 @@ def test_a_pipeline_says_what_the_caller_does_not(
 ) -> None:
     asked: list[Any] = []
     usual = Sampling(4, 1.0, reason="it is quick")
-    monkeypatch.setattr(job, "usual_sampling", lambda folder, scheduler: asked.append(scheduler) or usual)  # type: ignore[func-returns-value, redundant-expr]
+    monkeypatch.setattr(job, "default_sampling", lambda folder, scheduler: asked.append(scheduler) or usual)  # type: ignore[func-returns-value, redundant-expr]
     planned = plan_job(["a", "b"], {**given, "seed": 1, "scheduler": "euler"})  # type: ignore[typeddict-item]
     assert planned.unsaid == unsaid
     folder: Any = SimpleNamespace(models={}, scheduler={"_class_name": "Own"})
@@ -133,7 +133,7 @@ def test_the_sampler_is_exchanged_where_nothing_is_said_of_the_sampling(
         seen.append(scheduler)
         return Sampling(7, 2.0, "unipc" if scheduler is None else None)
 
-    monkeypatch.setattr(job, "usual_sampling", usual)
+    monkeypatch.setattr(job, "default_sampling", usual)
     folder: Any = SimpleNamespace(models={}, scheduler={"_class_name": "Own"})
     options: Any = {"seed": 1, **given}
     [request] = plan_job("a", options).for_pipeline(folder).requests

@@ -23,7 +23,7 @@ from sdort.generation.denoising import device_loop as loop_module
 from sdort.generation.denoising.device_loop import Loop, open_sum
 from sdort.generation.requests import schedule_cache
 from sdort.generation.requests.request import Request, sampler_of
-from sdort.generation.requests.schedule_cache import KnownSchedule
+from sdort.generation.requests.schedule_cache import CachedSchedule
 from sdort.generation.schedules.diffusers_sampler import DiffusersSampler
 from sdort.generation.schedules.recurrence import Recurrence, find_recurrence
 from sdort.generation.schedules.schedule_part import WHOLE, Begin, Part
@@ -91,13 +91,13 @@ def test_every_scheduler_is_a_recurrence(name: str, prediction: str, monkeypatch
 
 
 @pytest.fixture
-def known(tmp_path: Path) -> KnownSchedule:
+def known(tmp_path: Path) -> CachedSchedule:
     """The schedule of a request with ancestral noise; the pipeline is no more than its scheduler, which has a setting
     that sdort does not know."""
     (tmp_path / "scheduler").mkdir()
     config = {"_class_name": "DDIMScheduler", **tiny_pipeline.SCHEDULER, "of_tomorrow": 1}
     (tmp_path / "scheduler" / "scheduler_config.json").write_text(json.dumps(config))
-    return KnownSchedule(PipelineFolder(tmp_path, {}), Request("", scheduler="euler-a", steps=5), 5)
+    return CachedSchedule(PipelineFolder(tmp_path, {}), Request("", scheduler="euler-a", steps=5), 5)
 
 
 def values(found: Recurrence | None) -> list[Any]:
@@ -106,7 +106,7 @@ def values(found: Recurrence | None) -> list[Any]:
 
 
 @pytest.mark.filterwarnings("ignore:__array:DeprecationWarning")
-def test_a_schedule_is_computed_once(known: KnownSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_schedule_is_computed_once(known: CachedSchedule, monkeypatch: pytest.MonkeyPatch) -> None:
     """By diffusers; the next time from the cache: of the same config, request and part alone."""
     parts = [WHOLE, Part(2, begin=Begin.IMAGE, masked=True)]
     counts, first = known.counts(), [known.recurrence(part) for part in parts]
@@ -135,7 +135,7 @@ OTHER_VALUES = {"scheduler": "heun", "timestep_spacing": "trailing", "eta": 0.3}
 """For each field of a request that a scheduler reads a value that is not its default."""
 
 
-def test_every_option_that_a_scheduler_reads_is_in_the_key_of_its_schedule(known: KnownSchedule) -> None:
+def test_every_option_that_a_scheduler_reads_is_in_the_key_of_its_schedule(known: CachedSchedule) -> None:
     """A scheduler is made of its own options alone, all of which are in the key."""
     read: set[str] = set()
 
@@ -156,7 +156,7 @@ def test_every_option_that_a_scheduler_reads_is_in_the_key_of_its_schedule(known
 
 
 def test_a_new_option_of_a_scheduler_has_its_own_schedule(
-    known: KnownSchedule, monkeypatch: pytest.MonkeyPatch
+    known: CachedSchedule, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """An option that only the scheduler's construction knows of, in a subclass of the request."""
 
@@ -188,7 +188,7 @@ def test_a_new_option_of_a_scheduler_has_its_own_schedule(
 @pytest.mark.parametrize("change", [lambda text: text[:-8], lambda text: text + bytes(8), lambda text: b"[1]\n",
                                     lambda text: text[:-8] + np.float64("nan").tobytes()])  # fmt: skip
 def test_a_strangers_schedule_is_computed_anew(
-    known: KnownSchedule, change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
+    known: CachedSchedule, change: Callable[[bytes], bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first, pack = values(known.recurrence(WHOLE)), schedule_cache._pack
     for path in schedules_folder().glob("*.schedule"):
@@ -207,7 +207,7 @@ def test_a_strangers_schedule_is_computed_anew(
     assert computed == [WHOLE]
 
 
-def test_every_part_of_a_schedule_has_a_key_of_its_own(known: KnownSchedule) -> None:
+def test_every_part_of_a_schedule_has_a_key_of_its_own(known: CachedSchedule) -> None:
     parts = [Part(*fields) for fields in product((0, 4), (None, 4, 5), Begin, (False, True))]
     assert len({json.dumps(known._key(part)) for part in parts}) == len(parts)
 

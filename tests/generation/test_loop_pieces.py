@@ -371,11 +371,11 @@ def test_a_strength_leaves_the_last_steps(
     calls = schedule * order - (order - 1)
     asked: list[Any] = []
 
-    def known_counts(*given: Any) -> ScheduleCounts:
+    def cached_counts(*given: Any) -> ScheduleCounts:
         asked.append(given)
         return ScheduleCounts(calls, order)
 
-    monkeypatch.setattr(stages, "known_counts", known_counts)
+    monkeypatch.setattr(stages, "cached_counts", cached_counts)
     strength = None if share is None else ("hires_strength", share)
     arguments: Any = ("folder", "request", (64, 96), schedule, strength, Begin.IMAGE, True)
     if not steps:
@@ -392,7 +392,7 @@ def test_a_strength_leaves_the_last_steps(
 
 
 def test_the_strength_that_an_error_advises_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stages, "known_counts", lambda *given: ScheduleCounts(1, 1))
+    monkeypatch.setattr(stages, "cached_counts", lambda *given: ScheduleCounts(1, 1))
     for schedule in range(1, 1001):
         with pytest.raises(UsageError) as error:
             _stage("folder", "request", (64, 96), schedule, ("strength", 0.0))  # type: ignore[arg-type]

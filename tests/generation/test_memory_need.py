@@ -11,8 +11,8 @@ from support.tiny_pipeline import Tiny
 import sdort
 from sdort.errors import BadModelError, MemoryShortageError
 from sdort.generation import memory_need
-from sdort.generation.latents import graph_sizes
-from sdort.generation.latents.graph_sizes import Footprint, decoder_footprint
+from sdort.generation.latents import graph_memory
+from sdort.generation.latents.graph_memory import GraphMemory, decoder_memory
 from sdort.generation.requests.request import Request
 from sdort.machine.gpus import free_memory
 from sdort.machine.system import System
@@ -51,8 +51,8 @@ def test_scores_count_where_they_are_held(
 ) -> None:
     file = open_folder(tiny.onnx).file("vae_decoder")
     if fused:
-        monkeypatch.setattr(graph_sizes, "keeps_scores", lambda _: False)
-    assert decoder_footprint(file, on) == Footprint(4, copies)
+        monkeypatch.setattr(graph_memory, "keeps_scores", lambda _: False)
+    assert decoder_memory(file, on) == GraphMemory(4, copies)
 
 
 def test_a_loaded_pipeline_refuses_a_size_and_counts_what_it_holds(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:

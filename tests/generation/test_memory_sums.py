@@ -15,7 +15,7 @@ from sdort.errors import MemoryShortageError
 from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.generation import memory_need
 from sdort.generation.latents.decode import Plan
-from sdort.generation.latents.graph_sizes import Footprint, decoder_footprint, element_bytes, keeps_scores
+from sdort.generation.latents.graph_memory import GraphMemory, decoder_memory, element_bytes, keeps_scores
 from sdort.generation.pictures.input_image import InputImage
 from sdort.generation.requests.request import Request
 from sdort.graph.signature import TensorSpec
@@ -314,4 +314,4 @@ def test_a_decoders_footprint(provider: Provider, dtype: str, fused: bool, widen
     assert element_bytes(file, provider) == (2 if narrow else 4)
     amd = provider in (ROCM, MIGRAPHX)
     copies = 0 if fused and not amd else 1 if provider is CPU else 2
-    assert decoder_footprint(file, provider, widened) == Footprint(2 if narrow and not widened else 4, copies)
+    assert decoder_memory(file, provider, widened) == GraphMemory(2 if narrow and not widened else 4, copies)

@@ -39,7 +39,7 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
     def calls(steps: int) -> int:
         return steps * state.order - (state.order > 1)  # type: ignore[no-any-return]
 
-    def known_counts(folder: Any, request: Request, steps: int) -> ScheduleCounts:
+    def cached_counts(folder: Any, request: Request, steps: int) -> ScheduleCounts:
         return ScheduleCounts(calls(steps), state.order)
 
     def sampler_of(folder: Any, request: Request, steps: int) -> Any:
@@ -49,7 +49,7 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
         state.refined.append(path)
         return "refiner"
 
-    monkeypatch.setattr(stages, "known_counts", known_counts)
+    monkeypatch.setattr(stages, "cached_counts", cached_counts)
     monkeypatch.setattr(stages, "sampler_of", sampler_of)
     monkeypatch.setattr(stages, "open_refiner", open_it)
     monkeypatch.setattr(stages, "check_task", lambda *_: None)

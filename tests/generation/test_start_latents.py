@@ -13,7 +13,7 @@ from PIL import Image
 from sdort.errors import MemoryShortageError, UsageError
 from sdort.generation.latents.decode import Plan
 from sdort.generation.latents.encode import Encoder, Posterior, pixels_of_images
-from sdort.generation.latents.graph_sizes import Footprint
+from sdort.generation.latents.graph_memory import GraphMemory
 from sdort.generation.latents.start_latents import Start
 from sdort.generation.pictures.image_sizes import scaled_size, size_from
 from sdort.generation.pictures.input_image import InputImage
@@ -158,7 +158,7 @@ def test_each_image_is_encoded_alone_and_in_smaller_tiles_where_memory_ends(batc
         inputs={"pixels": TensorSpec("pixels", np.dtype(np.float32), shape)},
         outputs=[TensorSpec("out", np.dtype(np.float16), (batch, 8, "h", "w"))], run=run,
     )  # fmt: skip
-    encoder = Encoder(session, {"block_out_channels": [8, 8]}, 8, Footprint(), 4)
+    encoder = Encoder(session, {"block_out_channels": [8, 8]}, 8, GraphMemory(), 4)
     count = 3 if batch == 3 else 1
     pixels = np.stack([np.full((3, 16, 48), value, np.float32) for value in (0.25, 0.5)])
     found = encoder.encode(pixels, Plan())

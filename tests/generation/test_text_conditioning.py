@@ -14,7 +14,7 @@ import pytest
 from sdort.adapters.adapter_choice import AdapterChoice
 from sdort.generation.prompts.prompt_schedule import Clock
 from sdort.generation.prompts.text_conditioning import EncodedChunk, PromptReader, encode_prompts, joined, weighted
-from sdort.generation.requests.default_sampling import Sampling, usual_sampling
+from sdort.generation.requests.default_sampling import Sampling, default_sampling
 from sdort.generation.requests.prompt_copies import copy_schedules, negative_is_zero, texts_by_call
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.tokenizers import remark_on_files, remark_on_prompts
@@ -256,7 +256,7 @@ def test_sampler_steps_and_guidance_are_what_the_configs_tell(
     folder: Any = SimpleNamespace(
         scheduler=BETAS | config, config=lambda name: {"unet": {"time_cond_proj_dim": embedded}}[name], denoiser="unet"
     )
-    found = usual_sampling(folder, asked)
+    found = default_sampling(folder, asked)
     assert (found.steps, found.guidance_scale, found.scheduler) == wanted
     assert (found.reason is None) is (found.steps >= 25)
     assert math.isclose(Sampling().guidance_scale, 7.5)

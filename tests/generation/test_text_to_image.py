@@ -20,7 +20,7 @@ from sdort.generation import pipeline as module
 from sdort.generation import pipeline as pipeline_module
 from sdort.generation.denoising.guard import Guard
 from sdort.generation.denoising.session_groups import Openings
-from sdort.generation.latents.start_latents import Beginning, Start
+from sdort.generation.latents.start_latents import BatchStart, Start
 from sdort.generation.pictures.images import Generated
 from sdort.generation.pipeline import TextToImage, Timings
 from sdort.generation.requests.request import Request
@@ -371,10 +371,10 @@ def test_steps_stay_on_the_device_where_they_can(
     seen: dict[str, Any] = {}
     batches: list[Any] = []
     noise = np.zeros((2, 4, 2, 6), np.float32)
-    given = Beginning(noise, "image", "mask", np.zeros((2, 5, 2, 6)) if extra else None)  # type: ignore[arg-type]
+    given = BatchStart(noise, "image", "mask", np.zeros((2, 5, 2, 6)) if extra else None)  # type: ignore[arg-type]
 
     class Begins:
-        def begin(self, source: Any, latent: Any, part: Any) -> Beginning:
+        def begin(self, source: Any, latent: Any, part: Any) -> BatchStart:
             seen["begin"] = latent, part
             return given
 
@@ -502,13 +502,13 @@ def test_images_are_encoded_by_their_own_height_and_width(monkeypatch: pytest.Mo
         seen["choose"] = size, tiling, slicing
         return "plan"
 
-    def encoder(session: Any, vae: Any, factor: int, footprint: Any, channels: int) -> Any:
-        seen["encoder"] = factor, footprint, channels
+    def encoder(session: Any, vae: Any, factor: int, graph_memory: Any, channels: int) -> Any:
+        seen["encoder"] = factor, graph_memory, channels
         return SimpleNamespace(encode=lambda pixels, plan: (pixels.shape, plan))
 
     monkeypatch.setattr(module, "choose", choose)
     monkeypatch.setattr(module, "Encoder", encoder)
-    monkeypatch.setattr(module, "decoder_footprint", lambda file, provider, widened: (file, provider, widened))
+    monkeypatch.setattr(module, "decoder_memory", lambda file, provider, widened: (file, provider, widened))
     session = SimpleNamespace(provider=CPU)
     pipe = made(sessions={ENCODER: session})
     request = Request("a", vae_tiling=True, vae_slicing=False)

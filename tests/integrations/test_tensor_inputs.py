@@ -17,7 +17,7 @@ from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.graph.signature import TensorSpec
 from sdort.integrations.torch import GraphUNet, prompt_cache, tensor_session
 from sdort.integrations.torch.graph_module import as_timestep, known_inputs, like
-from sdort.integrations.torch.prompt_cache import KeptPrompts
+from sdort.integrations.torch.prompt_cache import PromptCache
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, torch_dtype
 from sdort.integrations.torch.tensor_session import TensorSession, _check_sizes, _check_tensors
 from sdort.integrations.torch.text_module import GraphTextEncoder, SkippedStates
@@ -292,8 +292,8 @@ def test_each_part_of_a_session_is_bound_where_torch_meets_it(
     monkeypatch.setattr(
         tensor_session, "TensorBinding", lambda part, inputs, place, graph: (part, *inputs, place, graph)
     )
-    monkeypatch.setattr(tensor_session, "KeptRows", lambda *given: ("rows", *given))
-    monkeypatch.setattr(tensor_session, "KeptPrompts", lambda *given: ("prompts", *given))
+    monkeypatch.setattr(tensor_session, "TimestepCache", lambda *given: ("rows", *given))
+    monkeypatch.setattr(tensor_session, "PromptCache", lambda *given: ("prompts", *given))
     parts: Any = {name: SimpleNamespace(inputs={"x": f"spec of {name}"}, outputs=[]) for name in has}
     split: Any = SimpleNamespace(
         time=parts.get("time"), prompt=parts.get("prompt"), parts=[*parts.values()], each_sample={"each"},
@@ -388,7 +388,7 @@ class Binding:
 
 def test_the_last_prompts_are_known_by_their_values_and_weights() -> None:
     binding: Any = Binding()
-    kept = KeptPrompts(binding, ("s", "both"), ("t", "both"))
+    kept = PromptCache(binding, ("s", "both"), ("t", "both"))
 
     def made(text: float, size: float = 0.0, version: int = 1) -> int:
         found = kept.of({"text": torch.tensor([text]), "size": torch.tensor([size]), "more": torch.zeros(1)}, version)
@@ -406,7 +406,7 @@ def test_the_last_prompts_are_known_by_their_values_and_weights() -> None:
 
 def test_a_prompt_that_was_changed_in_place_is_another_one_and_the_first_is_still_known() -> None:
     binding: Any = Binding()
-    kept = KeptPrompts(binding, ("s",), ())
+    kept = PromptCache(binding, ("s",), ())
     value, other = torch.zeros(2), torch.zeros(2)
     first = kept.of({"text": value, "size": other}, 1)
     value += 1
@@ -418,7 +418,7 @@ def test_a_prompt_that_was_changed_in_place_is_another_one_and_the_first_is_stil
 
 def test_a_tensor_on_the_cpu_is_compared_as_numpy_may_have_changed_it() -> None:
     binding: Any = Binding()
-    kept = KeptPrompts(binding, ("s",), ())
+    kept = PromptCache(binding, ("s",), ())
     values = {"text": torch.zeros(2), "size": torch.zeros(2)}
     first = kept.of(values, 1)
     assert kept.of(values, 1) is first
@@ -457,7 +457,7 @@ def test_a_tensor_on_a_gpu_is_known_by_its_count_of_changes(
     binding.fitted = lambda name, value: value
     compared: Any = []
     monkeypatch.setattr(prompt_cache, "torch", SimpleNamespace(equal=lambda *pair: compared.append(pair) or True))
-    kept = KeptPrompts(binding, ("s",), ())
+    kept = PromptCache(binding, ("s",), ())
     values: dict[str, Any] = {"text": OnGpu(), "size": OnGpu()}
     first = kept.of(values, 1)
     for name, value in (change or {}).items():

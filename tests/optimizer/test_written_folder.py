@@ -175,7 +175,7 @@ def test_a_manifest_has_the_source_s_history_and_what_was_made(
     options: dict[str, Any], fp16: bool, precision: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written: list[tuple[Path, dict[str, Any], Mapping[Path, str]]] = []
-    monkeypatch.setattr(output, "write_own_files", lambda *arguments: written.append(arguments))
+    monkeypatch.setattr(output, "write_listed_files", lambda *arguments: written.append(arguments))
     monkeypatch.setattr(output, "origin_mark", lambda folder: {"mark": folder.name})
     history = {
         "exported": {"from": "x"},

@@ -17,7 +17,7 @@ from sdort.errors import BadModelError, OutputError, ParityError
 from sdort.files.cache_folder import models_folder
 from sdort.files.verified_cache import key_of
 from sdort.pipelines.content_check import checked
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 
 DATA = "unet/model.onnx.data"
 
@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
     for place, content in files.items():
         (out / place).parent.mkdir(parents=True, exist_ok=True)
         (out / place).write_bytes(content)
-    write_own_files(out, {}, {})
+    write_listed_files(out, {}, {})
     return out
 
 

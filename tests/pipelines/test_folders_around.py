@@ -17,7 +17,7 @@ from sdort.files.cache_folder import models_folder
 from sdort.pipelines import content_check, explain_path
 from sdort.pipelines.content_check import ContentCheck, _open_check
 from sdort.pipelines.explain_path import expect_onnx, no_diffusers_pipeline
-from sdort.pipelines.manifest import ListedFile, write_own_files
+from sdort.pipelines.manifest import ListedFile, write_listed_files
 
 OLD, NEW = "0" * 40, "abcdef0"
 
@@ -250,7 +250,7 @@ def test_a_file_that_may_be_a_graph(kind: Kind, name: str, tmp_path: Path, monke
 def listed(tmp_path: Path) -> Path:
     """A pipeline with a list; ``deep`` has one of its own, that is none."""
     root = make(tmp_path / "p", "unet/model.onnx", "unet/deep/er/a.onnx", "unetx/b.onnx", "c.onnx", "empty/")
-    write_own_files(root, {"optimized": {"from": "a"}}, {})
+    write_listed_files(root, {"optimized": {"from": "a"}}, {})
     make(root, "unet/deep/sdort.json")
     return root
 

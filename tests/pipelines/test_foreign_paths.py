@@ -27,7 +27,7 @@ from sdort.integrations.diffusers.assembled_pipeline import _tokenizer as diffus
 from sdort.integrations.diffusers.assembled_pipeline import load_pipeline
 from sdort.optimizer.command import optimize
 from sdort.pipelines.folder import open_folder
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 from sdort.pipelines.origin import origin_mark
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
@@ -98,7 +98,7 @@ def place(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Path:
         index = json.loads((checkpoint / "model_index.json").read_text())
         for folder in (checkpoint, model):
             write_json(folder / "model_index.json", {**index, "_diffusers_version": text})
-        write_own_files(model, {"source": "checkpoint", "origin": origin_mark(checkpoint)}, {})
+        write_listed_files(model, {"source": "checkpoint", "origin": origin_mark(checkpoint)}, {})
         optimize(model, root / "fast", provider="cpu")
     return place
 

@@ -13,7 +13,7 @@ import xxhash
 
 from sdort.errors import BadModelError, OutputError
 from sdort.files.staging import staged_directory
-from sdort.pipelines.manifest import listed_files, why_foreign, write_own_files
+from sdort.pipelines.manifest import listed_files, why_foreign, write_listed_files
 
 
 def made(folder: Path, known: str | None = None) -> Path:
@@ -21,7 +21,7 @@ def made(folder: Path, known: str | None = None) -> Path:
     for place in ("unet/model.onnx", "unet/model.onnx.data", "tokenizer/vocab.json", "model_index.json"):
         (folder / place).parent.mkdir(parents=True, exist_ok=True)
         (folder / place).write_text(place)
-    write_own_files(folder, {"source": "demo"}, {folder / "unet" / "model.onnx": known} if known else {})
+    write_listed_files(folder, {"source": "demo"}, {folder / "unet" / "model.onnx": known} if known else {})
     return folder
 
 

@@ -12,7 +12,7 @@ import sdort.pipelines.content_check
 from sdort.checkpoints.clip_tokenizer import write_clip_tokenizer
 from sdort.errors import BadModelError, OutputError, UsageError
 from sdort.pipelines.content_check import checked
-from sdort.pipelines.manifest import ListedFile, is_inside, is_plain, listed_files, named, places_in, write_own_files
+from sdort.pipelines.manifest import ListedFile, is_inside, is_plain, listed_files, named, places_in, write_listed_files
 
 FILES = {
     "model_index.json": b"{}",
@@ -32,7 +32,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for place, content in FILES.items():
         (out / place).parent.mkdir(parents=True, exist_ok=True)
         (out / place).write_bytes(content)
-    write_own_files(out, {}, {})
+    write_listed_files(out, {}, {})
     return out
 
 
@@ -159,7 +159,7 @@ def test_a_list_has_every_file_but_itself(tmp_path: Path) -> None:
     (tmp_path / "a" / "b").mkdir(parents=True)
     (tmp_path / "a" / "b" / "c").write_bytes(b"abc")
     (tmp_path / "sdort.json").write_text("old")
-    write_own_files(tmp_path, {"source": "x", "files": "replaced"}, {tmp_path / "a": "0" * 32})
+    write_listed_files(tmp_path, {"source": "x", "files": "replaced"}, {tmp_path / "a": "0" * 32})
     written = json.loads((tmp_path / "sdort.json").read_text())
     assert written.keys() == {"source", "files"}
     found = listed_files(tmp_path)

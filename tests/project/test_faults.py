@@ -22,7 +22,7 @@ from support import forked, pipelines, tiny_pipeline
 from support.moments import KILLED, KILLED_BY_CLOCK, Strikes
 from support.processes import wait_for_end
 
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 from sdort.tuning.bundle import check_files
 from sdort.tuning.store import Store
 
@@ -74,7 +74,7 @@ def place_old(out: Path) -> None:
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir()
     (out / "old.onnx").write_bytes(OLD)
-    write_own_files(out, {}, {})
+    write_listed_files(out, {}, {})
 
 
 def hidden(folder: Path) -> list[str]:

@@ -23,7 +23,7 @@ from sdort.cli import cli
 from sdort.errors import UsageError
 from sdort.generation.files.from_image import REPLAYED
 from sdort.generation.files.infotext import parameters_text, read_infotext
-from sdort.generation.requests.schedule_cache import KnownSchedule
+from sdort.generation.requests.schedule_cache import CachedSchedule
 from sdort.generation.requests.record import GenerationRecord
 from sdort.generation.requests.request import Request, sampler_of
 from sdort.generation.schedules.schedule_part import Part
@@ -46,7 +46,7 @@ print(json.dumps({
     "replayed": REPLAYED["beta_end"],
     "written": "Beta end: 0.03" in parameters_text(record, 5),
     "read": read_infotext("a\\nSteps: 3, Seed: 5, Beta end: 0.02").options["beta_end"],
-    "other key": len({json.dumps(KnownSchedule(folder, each, 5)._key(Part())) for each in (plain, other)}),
+    "other key": len({json.dumps(CachedSchedule(folder, each, 5)._key(Part())) for each in (plain, other)}),
     "other schedule": not (sampler_of(folder, plain, 5).shares == sampler_of(folder, other, 5).shares).all(),
 }))
 """

@@ -13,7 +13,7 @@ import pytest
 
 from sdort.first_use import making
 from sdort.optimizer.optimize_request import OptimizeRequest
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 
 Fill = Callable[[Path, Path, OptimizeRequest], None]
 """Fills a folder with what is made of a checkpoint."""
@@ -31,7 +31,7 @@ def copy_of(source: Path, out: Path, _: OptimizeRequest) -> None:
     """Make a file of the checkpoint's content: ``of``."""
     file = source if source.is_file() else source / "of.safetensors"
     (out / "of").write_bytes(file.read_bytes())
-    write_own_files(out, {}, {})
+    write_listed_files(out, {}, {})
 
 
 def replace_making(monkeypatch: pytest.MonkeyPatch, fill: Fill = copy_of) -> Made:

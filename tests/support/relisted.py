@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from sdort.pipelines.manifest import write_own_files
+from sdort.pipelines.manifest import write_listed_files
 
 
 def relist(folder: Path) -> None:
@@ -14,4 +14,4 @@ def relist(folder: Path) -> None:
     if manifest.is_file():
         content = json.loads(manifest.read_text())
         content.pop("files", None)
-        write_own_files(folder, content, {})
+        write_listed_files(folder, content, {})

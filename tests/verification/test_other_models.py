@@ -12,7 +12,7 @@ from support.tiny_pipeline import Tiny, edit_weights
 
 from sdort.engines.original import is_recorded
 from sdort.optimizer.command import optimize
-from sdort.pipelines.manifest import changed_files, write_own_files
+from sdort.pipelines.manifest import changed_files, write_listed_files
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import FUSION, OTHER, BisectionFinding, of_other_models
 from sdort.verification.command_line import VerifyOptions
@@ -29,7 +29,7 @@ def place(tiny: Tiny, tmp_path: Path) -> Path:
         shutil.copytree(tiny.onnx, tmp_path / name)
     edit_weights(tmp_path / "other" / COMPONENT / "model.onnx", lambda array, _: array + 1, "final_layer_norm")
     for name in ("model", "other"):
-        write_own_files(tmp_path / name, {}, {})
+        write_listed_files(tmp_path / name, {}, {})
     optimize(tmp_path / "model", tmp_path / "fast", provider="cuda", components=(COMPONENT,))
     return tmp_path
 

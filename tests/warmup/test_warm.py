@@ -410,8 +410,8 @@ def test_the_decoder_is_warmed_up_as_it_will_decode(
 ) -> None:
     folder = open_folder(tiny.onnx, ())
     session = open_session(folder.models["vae_decoder"], "vae_decoder", CPU, RuntimeOptions("cpu"))
-    footprint = decode.planner_of(folder, CPU).footprint
-    decoder, shape = decode.Decoder(session, folder.vae, folder.vae_factor, footprint=footprint), (2, 72, 96)
+    graph_memory = decode.planner_of(folder, CPU).graph_memory
+    decoder, shape = decode.Decoder(session, folder.vae, folder.vae_factor, graph_memory=graph_memory), (2, 72, 96)
     left = None if free is None else int(decoder.bytes_for(shape, decode.Plan()) * free / decode.SHARE)
     monkeypatch.setattr(decode, "free_memory", lambda *_: left)
     weights = sum(file.stat().st_size for name in ITEM_NAMES for file in (tiny.onnx / name).iterdir())

@@ -17,7 +17,7 @@ from sdort.errors import ParityError
 from sdort.families.known_families import roles_of
 from sdort.families.timestep_shapes import timestep_shape
 from sdort.generation.latents.preview import BatchPreviews
-from sdort.generation.latents.start_latents import Beginning
+from sdort.generation.latents.start_latents import BatchStart
 from sdort.generation.requests.deep_cache import whole_calls
 from sdort.generation.schedules.schedule_part import PartSteps
 from sdort.generation.schedules.schedulers import steps_of
@@ -49,7 +49,7 @@ def denoise(
     unet: Session,
     steps: PartSteps,
     conditions: StepConditions,
-    given: Beginning,
+    given: BatchStart,
     draw: Callable[[Sequence[int]], Array],
     guidance: Sequence[float],
     on_step: Callable[[float], None],

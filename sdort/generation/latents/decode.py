@@ -18,7 +18,7 @@ import numpy as np
 from sdort.console import detail, warn
 from sdort.errors import MemoryShortageError
 from sdort.families.component_names import DECODER, ENCODER
-from sdort.generation.latents.graph_sizes import Footprint, Size, decoder_footprint
+from sdort.generation.latents.graph_memory import GraphMemory, Size, decoder_memory
 from sdort.graph.signature import Array, TensorSpec, static_size
 from sdort.machine.gpus import free_memory
 from sdort.runtime.session import Session
@@ -68,19 +68,19 @@ class Planner:
         latents: the decoder's input.
         config: the autoencoder's.
         factor: pixels a latent along each side.
-        footprint: of the decoder's graph; by default one with the input's type throughout, and attention that is not
+        graph_memory: of the decoder's graph; by default one with the input's type throughout, and attention that is not
             fused.
     """
 
     verb = "decoding"
 
     def __init__(
-        self, latents: TensorSpec, config: dict[str, Any], factor: int, footprint: Footprint | None = None
+        self, latents: TensorSpec, config: dict[str, Any], factor: int, graph_memory: GraphMemory | None = None
     ) -> None:
         self.latents = latents
         self.config = config
         self.factor = factor
-        self.footprint = footprint or Footprint(latents.dtype.itemsize)
+        self.graph_memory = graph_memory or GraphMemory(latents.dtype.itemsize)
 
     def plan(self, size: Size, tiling: bool | None, slicing: bool | None, free: int | None) -> Plan:
         """The plan that fits into memory.
@@ -134,15 +134,15 @@ class Planner:
         level has its scores, in float32 where it is not fused, beside a quarter of that.
         """
         part = self.part(size, plan)
-        counted = self.footprint.counted(part, self.factor)
+        counted = self.graph_memory.counted(part, self.factor)
         return self._usual_bytes(part) if counted is None else counted
 
     def _usual_bytes(self, part: Size) -> int:
         images, height, width = part
         channels = [*self.config["block_out_channels"], self.config["block_out_channels"][-1]]
         pixels = images * height * width * self.factor**2
-        rows: int = 2 * (2 * channels[1] + channels[0]) * pixels * self.footprint.element
-        scores = 4 * self.footprint.score_copies * images * (height * width) ** 2
+        rows: int = 2 * (2 * channels[1] + channels[0]) * pixels * self.graph_memory.element
+        scores = 4 * self.graph_memory.score_copies * images * (height * width) ** 2
         return max(rows, scores + rows // 4 if scores else 0)
 
 
@@ -153,9 +153,9 @@ def planner_of(folder: PipelineFolder, provider: Provider, component: str = DECO
         BadModelError: a file of the pipeline is broken.
     """
     file = folder.file(component)
-    footprint = decoder_footprint(file, provider)
+    graph_memory = decoder_memory(file, provider)
     tensors = file.signature.outputs if component == ENCODER else file.signature.inputs
-    return Planner(next(iter(tensors.values())), folder.vae, folder.vae_factor, footprint)
+    return Planner(next(iter(tensors.values())), folder.vae, folder.vae_factor, graph_memory)
 
 
 class Decoder(Planner):
@@ -167,9 +167,9 @@ class Decoder(Planner):
         config: dict[str, Any],
         factor: int,
         on_tile: OnTile = lambda tile, tiles: None,
-        footprint: Footprint | None = None,
+        graph_memory: GraphMemory | None = None,
     ) -> None:
-        super().__init__(next(iter(session.inputs.values())), config, factor, footprint)
+        super().__init__(next(iter(session.inputs.values())), config, factor, graph_memory)
         self.session = session
         self.on_tile = on_tile
         self._name, self._output = self.latents.name, session.outputs[0].name

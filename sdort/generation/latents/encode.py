@@ -11,7 +11,7 @@ import numpy as np
 from sdort.console import warn
 from sdort.errors import MemoryShortageError
 from sdort.generation.latents.decode import Plan, Planner, in_tiles
-from sdort.generation.latents.graph_sizes import Footprint
+from sdort.generation.latents.graph_memory import GraphMemory
 from sdort.generation.schedules.image_noise import NoiseSource
 from sdort.graph.signature import Array, static_size
 from sdort.runtime.session import Session
@@ -55,9 +55,9 @@ class Encoder(Planner):
     verb = "encoding"
 
     def __init__(
-        self, session: Session, config: dict[str, Any], factor: int, footprint: Footprint, channels: int
+        self, session: Session, config: dict[str, Any], factor: int, graph_memory: GraphMemory, channels: int
     ) -> None:
-        super().__init__(session.outputs[0], config, factor, footprint)
+        super().__init__(session.outputs[0], config, factor, graph_memory)
         self.session = session
         self.channels = channels
         self._name = next(iter(session.inputs))

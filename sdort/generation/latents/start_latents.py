@@ -14,7 +14,7 @@ from sdort.pipelines.folder import PipelineFolder
 
 
 @dataclass(frozen=True)
-class Beginning:
+class BatchStart:
     """Arrays of a batch, before its first step."""
 
     noise: Array
@@ -40,7 +40,7 @@ class Start:
     masked: Posterior | None = None
     """The image without what the mask selects, for an inpainting UNet."""
 
-    def begin(self, source: NoiseSource, latent: tuple[int, int, int], part: Part) -> Beginning:
+    def begin(self, source: NoiseSource, latent: tuple[int, int, int], part: Part) -> BatchStart:
         """The beginning of a batch.
 
         Draws in the order of diffusers' image-to-image and inpainting pipelines: the image's latents, the noise, the
@@ -54,17 +54,17 @@ class Start:
             image = self._drawn(self.image, source)
         if part.begin is Begin.LATENTS:
             assert image is not None
-            return Beginning(np.zeros_like(image), image)  # their noise is in them: none is drawn
+            return BatchStart(np.zeros_like(image), image)  # their noise is in them: none is drawn
         noise = source.first(latent)
         if self.mask is None:
-            return Beginning(noise, image)
+            return BatchStart(noise, image)
         if self.masked is None:
             if self.folder.draws_latents:  # the pipelines encode the masked image whether the UNet takes it or not
                 source.draw(latent)
-            return Beginning(noise, image, self.mask)
+            return BatchStart(noise, image, self.mask)
         masked = self._drawn(self.masked, source)
         mask = np.broadcast_to(self.mask.astype(np.float32), (len(masked), 1, *self.mask.shape))
-        return Beginning(noise, image, None, np.concatenate([mask, masked], axis=1))
+        return BatchStart(noise, image, None, np.concatenate([mask, masked], axis=1))
 
     def _drawn(self, posterior: Posterior, source: NoiseSource) -> Array:
         return self.folder.scaled(posterior.sample(source))

@@ -30,7 +30,7 @@ class Sampling:
     """By what the model is known to need few steps; None for one that does not."""
 
 
-def usual_sampling(folder: PipelineFolder, scheduler: str | None) -> Sampling:
+def default_sampling(folder: PipelineFolder, scheduler: str | None) -> Sampling:
     """The usual sampling of a pipeline.
 
     A latent consistency model (https://arxiv.org/abs/2310.04378) embeds the guidance scale in its UNet, and takes 4

@@ -52,7 +52,7 @@ class ScheduleCounts:
 
 
 @dataclass(frozen=True)
-class KnownSchedule:
+class CachedSchedule:
     """The schedule of a request.
 
     Attributes:
@@ -133,15 +133,15 @@ class KnownSchedule:
         }
 
 
-def known_counts(folder: PipelineFolder, request: Request, steps: int) -> ScheduleCounts:
-    """As :meth:`KnownSchedule.counts`, found once for an open pipeline."""
-    known = KnownSchedule(folder, request, steps)
+def cached_counts(folder: PipelineFolder, request: Request, steps: int) -> ScheduleCounts:
+    """As :meth:`CachedSchedule.counts`, found once for an open pipeline."""
+    known = CachedSchedule(folder, request, steps)
     return folder.derived.get(("counts", *known.told_by), known.counts)
 
 
-def known_recurrence(folder: PipelineFolder, request: Request, steps: int, part: Part) -> Recurrence | None:
-    """As :meth:`KnownSchedule.recurrence`, found once for an open pipeline."""
-    known = KnownSchedule(folder, request, steps)
+def cached_recurrence(folder: PipelineFolder, request: Request, steps: int, part: Part) -> Recurrence | None:
+    """As :meth:`CachedSchedule.recurrence`, found once for an open pipeline."""
+    known = CachedSchedule(folder, request, steps)
     return folder.derived.get(("recurrence", part, *known.told_by), partial(known.recurrence, part))
 
 

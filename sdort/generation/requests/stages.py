@@ -12,7 +12,7 @@ from sdort.generation.prompts.prompt_schedule import Clock
 from sdort.generation.requests.control_plan import ControlModel
 from sdort.generation.requests.refiner import handover, open_refiner
 from sdort.generation.requests.request import Request, check_task, image_size, sampler_of
-from sdort.generation.requests.schedule_cache import known_counts
+from sdort.generation.requests.schedule_cache import cached_counts
 from sdort.generation.schedules.schedule_part import WHOLE, Begin, Part
 from sdort.options.number_ranges import flag_of
 from sdort.pipelines.folder import PipelineFolder
@@ -114,7 +114,7 @@ def _stage(
 
     As in diffusers' ``get_timesteps``: of the steps times the strength the whole part.
     """
-    counts = known_counts(folder, request, schedule)
+    counts = cached_counts(folder, request, schedule)
     clock = Clock(schedule * counts.order)
     if strength is None:
         return Stage(size, schedule, schedule, counts.calls, clock)

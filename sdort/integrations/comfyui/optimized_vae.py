@@ -11,7 +11,7 @@ import torch
 from sdort.errors import BadModelError, MemoryShortageError, ParityError
 from sdort.families.component_names import DECODER, ENCODER
 from sdort.generation.latents.decode import SHARE, Plan, planner_of
-from sdort.generation.latents.graph_sizes import Size
+from sdort.generation.latents.graph_memory import Size
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.machine.gpus import free_memory

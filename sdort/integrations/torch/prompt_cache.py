@@ -49,7 +49,7 @@ class MadeOfPrompt:
     time: PreparedInputs
 
 
-class KeptPrompts:
+class PromptCache:
     """The outputs of the graph that prompts alone decide. Those of the last few prompts are kept.
 
     On a GPU a tensor that is the same object with the same count of changes is taken for unchanged, for which the host

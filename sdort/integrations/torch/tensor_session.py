@@ -13,9 +13,9 @@ from sdort.errors import UsageError
 from sdort.families.known_families import roles_of
 from sdort.families.timestep_shapes import timestep_shape
 from sdort.graph.signature import TensorSpec, cast_feeds
-from sdort.integrations.torch.prompt_cache import KeptPrompts, MadeOfPrompt
+from sdort.integrations.torch.prompt_cache import MadeOfPrompt, PromptCache
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, torch_dtype
-from sdort.integrations.torch.timestep_cache import KeptRows
+from sdort.integrations.torch.timestep_cache import TimestepCache
 from sdort.integrations.torch.torch_place import TorchPlace
 from sdort.runtime.session import Session
 from sdort.runtime.step.preparation import Part, Preparation
@@ -63,9 +63,9 @@ class TensorSession:
         self._prompts, self._rows = None, None
         if parts := session.preparation:
             if parts.time:
-                self._rows = KeptRows(_bound(parts.time, place), parts.each_sample, roles.timestep)
+                self._rows = TimestepCache(_bound(parts.time, place), parts.each_sample, roles.timestep)
             prompt = _bound(parts.prompt, place) if parts.prompt else None
-            self._prompts = KeptPrompts(prompt, parts.taken, parts.beside) if prompt else None
+            self._prompts = PromptCache(prompt, parts.taken, parts.beside) if prompt else None
 
     @property
     def inputs(self) -> Mapping[str, TensorSpec]:
@@ -131,7 +131,9 @@ class TensorSession:
             prepared.append(self._timed(self._rows, parts, feeds, made))
         return self._step.run({name: feeds[name] for name in parts.step}, *prepared)
 
-    def _timed(self, rows: KeptRows, parts: Preparation, feeds: Tensors, made: MadeOfPrompt | None) -> PreparedInputs:
+    def _timed(
+        self, rows: TimestepCache, parts: Preparation, feeds: Tensors, made: MadeOfPrompt | None
+    ) -> PreparedInputs:
         """Tensors made of the timesteps, on the device."""
         prepared = made.time if made and made.time.values else None
         known = prepared.values if prepared else {}

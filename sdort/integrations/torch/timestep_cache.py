@@ -83,7 +83,7 @@ class KnownTimesteps:
         return read
 
 
-class KeptRows:
+class TimestepCache:
     """The outputs of the graph that timesteps decide, where the step reads them: a row for each sample, or one for all.
 
     Args:

@@ -21,7 +21,7 @@ def _nothing(size: Size, factor: int) -> int | None:
 
 
 @dataclass(frozen=True)
-class Footprint:
+class GraphMemory:
     """The memory of an autoencoder's graph: counted, and where its tensors' sizes are not known, two numbers of it."""
 
     element: int = 4
@@ -32,8 +32,8 @@ class Footprint:
     """The bytes of its activations for images of so many latents, each of so many pixels a side; None if not known."""
 
 
-def decoder_footprint(file: ComponentFile, provider: Provider, widened: bool = False) -> Footprint:
-    """The footprint of a decoder on ``provider``.
+def decoder_memory(file: ComponentFile, provider: Provider, widened: bool = False) -> GraphMemory:
+    """The memory of a decoder on ``provider``.
 
     Fused attention takes its scores piece by piece, but for AMD's: its kernels do not have the decoder's wide head,
     and what runs instead holds them. The CPU takes the softmax in place; on a GPU there may be two copies.
@@ -45,7 +45,7 @@ def decoder_footprint(file: ComponentFile, provider: Provider, widened: bool = F
     if not keeps_scores(file) and provider.vendor != "amd":
         copies = 0
     element = 4 if widened else element_bytes(file, provider)
-    return Footprint(element, copies, partial(_counted, file, provider, widened))
+    return GraphMemory(element, copies, partial(_counted, file, provider, widened))
 
 
 def _counted(file: ComponentFile, provider: Provider, widened: bool, size: Size, factor: int) -> int | None:
