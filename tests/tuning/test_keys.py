@@ -354,7 +354,14 @@ def test_sdorts_part_of_a_trace_is_hashed_whole() -> None:
         seen |= left
         left = {name for module in left for name in imported_by(module)} - seen
     hashed = set(traces.SOURCES["sdort"][""])
-    assert {name.split(".")[1] for name in seen} - hashed <= {"errors", "console", "tables", "staging", "machine"}
+    assert {name.split(".")[1] for name in seen} - hashed <= {
+        "errors",
+        "console",
+        "tables",
+        "files",
+        "machine",
+        "options",
+    }
 
 
 @pytest.fixture
