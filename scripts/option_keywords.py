@@ -88,6 +88,13 @@ TABLES = (
         ("ComparisonOptions", "SemanticOptions", "PageOptions"),
         ("ExecutionKeywords",),
     ),
+    Table(
+        "sdort.warmup.warm_options",
+        "WarmKeywords",
+        "Options of :func:`sdort.warm` and :func:`sdort.plan_warm`, all optional.",
+        ("WarmupOptions",),
+        ("ExecutionKeywords",),
+    ),
 )
 
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from sdort.options.declared_options import option, ranges_of
+from sdort.options.declared_options import option, option_of, ranges_of
 from sdort.options.number_ranges import BATCH_SIZE, STEPS, check_fields, check_sizes
 from sdort.providers.runtime_options import ExecutionKeywords, RuntimeOptions
+from sdort.workload.size_options import SizeOptions
 
 TORCH_ENGINES = ("torch", "torch-compile")
 ENGINES = ("onnxruntime", *TORCH_ENGINES)
@@ -83,25 +84,16 @@ class BenchOptions:
         help="Measure only this (repeatable): the name of a component, or pipeline.",
         doc="Names of components, or ``pipeline``; all if empty.",
     )
-    batch_sizes: Sequence[int] = option(
+    batch_sizes: Sequence[int] = option_of(
+        SizeOptions,
+        "batch_sizes",
         (),
         section="Measurement",
-        flags=("--batch-size",),
-        form="numbers",
         unset="1; 1,8 with --ablation",
         help="Samples per call of a component. For the pipeline: images per run.",
         doc="Samples of a component, images of the pipeline; 1 if empty, 1 and 8 with ``ablation``.",
     )
-    sizes: Sequence[tuple[int, int]] = option(
-        (),
-        section="Measurement",
-        flags=("--size",),
-        form="sizes",
-        metavar="WxH,...",
-        unset="the model's own",
-        help="Image sizes in pixels: the width first.",
-        doc="Heights and widths of images in pixels; the model's own if empty.",
-    )
+    sizes: Sequence[tuple[int, int]] = option_of(SizeOptions, "sizes", section="Measurement")
     steps: int = option(
         20,
         section="Measurement",

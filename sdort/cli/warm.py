@@ -3,37 +3,34 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from sdort.cli.dry_run import DRY_RUN_HELP, show_plan
-from sdort.cli.from_options import options_of, sections
-from sdort.cli.number_types import Duration, NumberList
-from sdort.cli.options import sizes_option
+from sdort.cli.from_options import given, options_of, sections
+from sdort.cli.number_types import Duration
 from sdort.cli.sections import SectionedCommand
-from sdort.generation.requests.typed_options import DrawnOptions
-from sdort.options.number_ranges import BUDGET, size_words
+from sdort.options.declared_options import ranges_of
+from sdort.options.number_ranges import size_words
 from sdort.providers.runtime_options import ExecutionOptions
+from sdort.warmup.warm_options import WarmupOptions
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from sdort.tables import Table
+    from sdort.warmup.warm_options import WarmKeywords
     from sdort.warmup.warm_report import Warmed
 
 
-_DECODING = ("vae_tiling", "vae_slicing")
-_SECTIONS = {
-    "Selection": ("sizes", "batch_sizes", "components", "budget"),
-    **sections(ExecutionOptions),
-    **sections(DrawnOptions, only=_DECODING),
-}
+_BUDGET = ranges_of(WarmupOptions)["budget"]
 
 
 @click.command(
     cls=SectionedCommand,
-    sections=_SECTIONS,
+    sections=sections(WarmupOptions, ExecutionOptions, headings=("Selection", "Execution", "Decoding")),
     common=("provider", "sizes", "batch_sizes", "components", "budget", "dry_run"),
     epilog="""\b
 Examples:
@@ -43,43 +40,10 @@ Examples:
 """,
 )
 @click.argument("pipeline", type=click.Path(path_type=Path))
-@sizes_option
-@click.option(
-    "--batch-size", "batch_sizes", type=NumberList(), default="1", help="Numbers of images that are generated at once."
-)
-@click.option(
-    "--component",
-    "components",
-    multiple=True,
-    metavar="NAME",
-    show_default="all that sdort run runs",
-    help="Warm up only this component (repeatable).",
-)
-@click.option("--budget", type=Duration(BUDGET), help="Stop after this time: 90s, 30m, 2h. The rest is listed.")
-@options_of(DrawnOptions, only=_DECODING)
-@options_of(ExecutionOptions)
+@options_of(WarmupOptions, ExecutionOptions, forms={"time": lambda: Duration(_BUDGET)})
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
-    pipeline: Path,
-    sizes: tuple[tuple[int, int], ...] | None,
-    batch_sizes: tuple[int, ...],
-    components: tuple[str, ...],
-    budget: float | None,
-    vae_tiling: bool | None,
-    vae_slicing: bool | None,
-    provider: str,
-    tuning: bool,
-    graph: bool,
-    fallback: bool | None,
-    device_id: int,
-    provider_options: dict[str, str],
-    split: bool,
-    custom_ops: str,
-    check: bool,
-    dry_run: bool,
-    as_json: bool,
-) -> None:
+def command(pipeline: Path, dry_run: bool, as_json: bool, **options: Unpack[WarmKeywords]) -> None:
     """Compile and tune a pipeline ahead of time.
 
     sdort does this for every size and batch, and keeps the results: later runs start at full speed. Tuning is on
@@ -90,23 +54,7 @@ def command(
     from sdort.errors import SdortError
     from sdort.warmup.command import plan_warm, warm
 
-    options: dict[str, Any] = {
-        "sizes": sizes or (),
-        "batch_sizes": batch_sizes,
-        "components": components,
-        "budget": budget,
-        "vae_tiling": vae_tiling,
-        "vae_slicing": vae_slicing,
-        "provider": provider,
-        "tuning": tuning,
-        "graph": graph,
-        "fallback": fallback,
-        "device_id": device_id,
-        "provider_options": provider_options,
-        "split": split,
-        "custom_ops": custom_ops,
-        "check": check,
-    }
+    options = given(options)
     if dry_run:
         show_plan(plan_warm(pipeline, **options), as_json=as_json)
         return
@@ -136,18 +84,15 @@ def _table(items: list[Warmed]) -> Table:
     return table
 
 
-def _run_command(pipeline: Path, options: Mapping[str, Any]) -> str:
+def _run_command(pipeline: Path, options: WarmKeywords) -> str:
     """The run that starts at full speed now."""
-    from dataclasses import fields
-
     from sdort.engines.default_prompts import short_prompt
-    from sdort.options.declared_options import command_words
+    from sdort.options.declared_options import command_words, made_of
     from sdort.providers.runtime_options import RuntimeOptions
 
-    runtime = {field.name: options[field.name] for field in fields(RuntimeOptions) if field.name in options}
     words = ["sdort", "run", pipeline, "--prompt", short_prompt(pipeline)]
-    words += command_words(RuntimeOptions(**runtime))
-    for size in options["sizes"][:1]:
+    words += command_words(made_of(RuntimeOptions, options))
+    for size in options.get("sizes", ())[:1]:
         words += ["--size", size_words(size)]
     images = options["batch_sizes"][0]
     words += ["--num-images", images] if images > 1 else []

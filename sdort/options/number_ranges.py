@@ -179,7 +179,6 @@ DEVICE_ID = Range("device_id", 0, 1023, "it is the number of a GPU of this machi
 THREADS = Range("threads", 0, 4096, "0 lets ONNX Runtime choose")
 CLIP_SKIP = Range("clip_skip", 1, 12, "1 skips no layer of the text encoder, 2 the last; it has 12 or more")
 EXPECT = Range("expect", 0, 1_000_000, "it is a number of nodes")
-BUDGET = Range("budget", 0.0, 366 * 86400.0, "it is in seconds, a year at most")
 OLDER_THAN = Range("older_than", 0.0, 100 * 366 * 86400.0, "it is in seconds, a century at most")
 CACHE_LIMIT = Range("limit", 0, 1 << 60, "it is in bytes, and no disk has as many as that")
 

@@ -8,22 +8,22 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail, progress, say, warn
 from sdort.errors import MemoryShortageError, OutputError, ProviderError, SdortError
 from sdort.families.component_names import ENCODER
 from sdort.files.disk import WritePlan
 from sdort.first_use.find_pipeline import pipeline_folder, ready_folder
-from sdort.options.option_types import typed
+from sdort.options.declared_options import made_of
+from sdort.options.option_types import typed, with_options
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import open_folder
-from sdort.providers import AUTO
-from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.runtime_options import ExecutionOptions, RuntimeOptions
 from sdort.providers.session_settings import can_tune
 from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
@@ -33,51 +33,30 @@ from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import working_folder
 from sdort.warmup.bundle_sizes import plan_space
-from sdort.warmup.items import Item, WarmupOptions, WarmupTarget, add, plan
+from sdort.warmup.items import Item, WarmupTarget, add, plan
+from sdort.warmup.warm_options import WarmKeywords, WarmupOptions
 from sdort.warmup.warm_report import FAILED, KEPT, LEFT, NEW, TOO_LARGE, Warmed, Warmup
 from sdort.workload.judgement import unfit
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 _RUNS = 5
 """How often an item runs at most until nothing new is found: the first run finds nearly all."""
 
 
+@with_options(WarmupOptions, ExecutionOptions)
 @typed
-def warm(
-    pipeline: str | Path,
-    *,
-    sizes: Sequence[tuple[int, int]] = (),
-    batch_sizes: Sequence[int] = (1,),
-    components: Sequence[str] = (),
-    budget: float | None = None,
-    vae_tiling: bool | None = None,
-    vae_slicing: bool | None = None,
-    provider: str = AUTO,
-    tuning: bool = False,
-    graph: bool = False,
-    fallback: bool | None = None,
-    device_id: int = 0,
-    provider_options: Mapping[str, str] | None = None,
-    split: bool = True,
-    custom_ops: str = "auto",
-    check: bool = True,
-) -> Warmup:
+def warm(pipeline: str | Path, **options: Unpack[WarmKeywords]) -> Warmup:
     """Compile and tune a pipeline ahead of time, for every size and batch, and keep it.
 
     Every component runs until nothing new is found. What is kept already is not done again, so an interrupted warm-up
-    goes on where it stopped.
+    goes on where it stopped. Kernels are searched for, without ``tuning`` too, where the provider can tune; ``graph``
+    is off in any case, as a graph cannot be recorded while kernels are tried.
 
     Args:
         pipeline: a folder of ONNX components, one ``.onnx`` file, or a checkpoint as for :func:`sdort.load`.
-        sizes: heights and widths of images in pixels; the model's own if empty.
-        batch_sizes: how many images are generated at once.
-        components: names of components; all that generations run if empty, the VAE's encoder among them.
-        budget: seconds after which no item is begun, and the one that runs is given up.
-        vae_tiling: decode in tiles; by default where :func:`sdort.run` would, by the memory that is free.
-        vae_slicing: decode one image at a time; by default likewise.
-        provider: as for :func:`sdort.load`, and so are ``fallback``, ``device_id``, ``provider_options``,
-            ``split``, ``custom_ops`` and ``check``.
-        tuning: is on in any case where the provider can tune.
-        graph: is off in any case: a graph cannot be recorded while kernels are tried.
+        options: what is warmed up, and where and how the models run.
 
     Returns:
         What became of each item. A failed one is not raised: see :meth:`Warmup.raise_if_failed`.
@@ -92,54 +71,18 @@ def warm(
         >>> warmup = sdort.warm("fast", provider="rocm", sizes=[(512, 512)], budget=1800)
         >>> warmup.raise_if_failed()
     """
-    options = WarmupOptions(
-        RuntimeOptions(
-            provider=provider,
-            tuning=tuning,
-            graph=graph,
-            fallback=fallback,
-            device_id=device_id,
-            provider_options=provider_options or {},
-            split=split,
-            custom_ops=custom_ops,
-            check=check,
-        ),
-        sizes,
-        batch_sizes,
-        components,
-        budget,
-        vae_tiling,
-        vae_slicing,
-    )
-    return _warm(pipeline_folder(pipeline, options.runtime), options)
+    asked = _options(options)
+    return _warm(pipeline_folder(pipeline, asked.runtime), asked)
 
 
+@with_options(WarmupOptions, ExecutionOptions)
 @typed
-def plan_warm(
-    pipeline: str | Path,
-    *,
-    sizes: Sequence[tuple[int, int]] = (),
-    batch_sizes: Sequence[int] = (1,),
-    components: Sequence[str] = (),
-    budget: float | None = None,
-    vae_tiling: bool | None = None,
-    vae_slicing: bool | None = None,
-    provider: str = AUTO,
-    tuning: bool = False,
-    graph: bool = False,
-    fallback: bool | None = None,
-    device_id: int = 0,
-    provider_options: Mapping[str, str] | None = None,
-    split: bool = True,
-    custom_ops: str = "auto",
-    check: bool = True,
-) -> WritePlan:
+def plan_warm(pipeline: str | Path, **options: Unpack[WarmKeywords]) -> WritePlan:
     """Say what :func:`warm` would keep, and whether it fits; nothing is run or written.
 
     Args:
-        pipeline: as for :func:`warm`, and so are ``sizes``, ``batch_sizes``, ``components``, ``budget``,
-            ``vae_tiling``, ``vae_slicing``, ``provider``, ``tuning``, ``graph``, ``fallback``, ``device_id``,
-            ``provider_options``, ``split``, ``custom_ops`` and ``check``.
+        pipeline: as for :func:`warm`.
+        options: what would be warmed up, and where and how the models run.
 
     Returns:
         A bound of the size of each item, free disk space, and an estimate of the peak memory.
@@ -152,26 +95,12 @@ def plan_warm(
         >>> sdort.plan_warm("fast", provider="cpu").fits
         True
     """
-    options = WarmupOptions(
-        RuntimeOptions(
-            provider=provider,
-            tuning=tuning,
-            graph=graph,
-            fallback=fallback,
-            device_id=device_id,
-            provider_options=provider_options or {},
-            split=split,
-            custom_ops=custom_ops,
-            check=check,
-        ),
-        sizes,
-        batch_sizes,
-        components,
-        budget,
-        vae_tiling,
-        vae_slicing,
-    )
-    return plan_space(*_planned(ready_folder(pipeline, options.runtime), options))
+    asked = _options(options)
+    return plan_space(*_planned(ready_folder(pipeline, asked.runtime), asked))
+
+
+def _options(options: WarmKeywords) -> WarmupOptions:
+    return made_of(WarmupOptions, options, runtime=made_of(RuntimeOptions, options))
 
 
 def _warm(path: Path, options: WarmupOptions) -> Warmup:

@@ -12,42 +12,16 @@ from sdort.generation.latents.decode import Plan, Planner, planner_of
 from sdort.generation.memory_need import refuse_case, weight_bytes
 from sdort.graph.signature import Array
 from sdort.machine.gpus import free_memory
-from sdort.options.number_ranges import BATCH_SIZE, BUDGET, check_fields, check_sizes
 from sdort.pipelines.folder import PipelineFolder, image_channels
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key
+from sdort.warmup.warm_options import WarmupOptions
 from sdort.workload.cases import Case, InputSpecs, feed_shapes, generation_cases, make_feeds
 from sdort.workload.residuals import unsteered
 
 _IN_PARTS = (ENCODER, DECODER)
 """Components that take images one by one or in tiles, as memory allows."""
-
-
-@dataclass(frozen=True)
-class WarmupOptions:
-    """Options of a warm-up. No ``sizes`` is the model's own, no ``components`` all that generations run.
-
-    Raises:
-        UsageError: a number is out of its range.
-    """
-
-    runtime: RuntimeOptions
-    sizes: Sequence[tuple[int, int]] = ()
-    batch_sizes: Sequence[int] = (1,)
-    """Images that are generated at once."""
-    components: Sequence[str] = ()
-    budget: float | None = None
-    """Seconds after which no item is begun, and the one that runs is given up."""
-    vae_tiling: bool | None = None
-    """Decode in tiles; None where ``sdort run`` would, by the memory that is free."""
-    vae_slicing: bool | None = None
-    """Decode one image at a time; None likewise."""
-
-    def __post_init__(self) -> None:
-        check_fields(self, BUDGET)
-        object.__setattr__(self, "batch_sizes", BATCH_SIZE.check_all(self.batch_sizes))
-        object.__setattr__(self, "sizes", check_sizes(self.sizes))
 
 
 @dataclass(frozen=True)

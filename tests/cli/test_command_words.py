@@ -65,7 +65,7 @@ def test_what_to_do_with_the_tuning_cache() -> None:
     ],
 )  # fmt: skip
 def test_the_run_that_is_warm_now(sizes: Any, batches: Any, words: list[str]) -> None:
-    options = {"sizes": sizes, "batch_sizes": batches, "provider": "rocm", "tuning": True, "device_id": 2}
+    options: Any = {"sizes": sizes, "batch_sizes": batches, "provider": "rocm", "tuning": True, "device_id": 2}
     found = shlex.split(_run_command(Path("a model"), options))
     assert found[:4] == ["sdort", "run", "a model", "--prompt"]
     assert found[5:] == ["--provider", "rocm", "--tuning", "--device-id", "2", *words]

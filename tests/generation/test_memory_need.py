@@ -27,6 +27,7 @@ from sdort.runtime.step.prepared_tensors import prepared_tensors, split_file
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.warmup import items
+from sdort.warmup.warm_options import WarmupOptions
 from sdort.workload.cases import Case
 from sdort.workload.samples import Sample
 
@@ -92,7 +93,7 @@ def test_what_is_prepared_counts_as_much_as_is_allocated(tiny: Tiny) -> None:
 
 def test_warming_up_and_verifying_refuse_what_cannot_fit(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(memory_need, "free_memory", lambda *_: 1 << 20)
-    options = items.WarmupOptions(RuntimeOptions("cpu"), [(512, 512)], (1,), ["vae_decoder"], vae_tiling=False)
+    options = WarmupOptions(RuntimeOptions("cpu"), [(512, 512)], (1,), ["vae_decoder"], vae_tiling=False)
     with pytest.raises(MemoryShortageError, match="vae_decoder"):
         items.plan(items.WarmupTarget(open_folder(tiny.onnx), CPU, options.runtime), options)
     monkeypatch.setattr(memory_need, "free_memory", lambda *_: 1 << 10)

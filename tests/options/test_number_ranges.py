@@ -16,6 +16,7 @@ from sdort.options import number_ranges
 from sdort.options.declared_options import ranges_of
 from sdort.options.number_ranges import Range, check_fields, check_sizes, shown
 from sdort.verification.verify_options import ComparisonOptions, SemanticOptions
+from sdort.warmup.warm_options import WarmupOptions
 
 BOUNDS: dict[str, tuple[Any, Any]] = {
     "STEPS": (1, 1000),
@@ -73,7 +74,7 @@ NAMES |= dict.fromkeys(("CONTROL_SCALE", "CONTROL_START", "CONTROL_END"), "contr
 NAMES |= {"UPSCALE_TILE": "tile", "UPSCALE_SCALE": "scale"}
 NAMES |= {**dict.fromkeys(("STATIC_BATCH", "STATIC_SIDE"), "static"), "IP_ADAPTER_SCALE": "ip_adapter_image"}
 
-DECLARED = (*GENERATION, BenchOptions, BenchResults, ComparisonOptions, SemanticOptions)
+DECLARED = (*GENERATION, BenchOptions, BenchResults, ComparisonOptions, SemanticOptions, WarmupOptions)
 
 LIMITS: dict[str, Range[Any]] = {name: value for name, value in vars(number_ranges).items() if isinstance(value, Range)}
 LIMITS |= {name.upper(): limits for name, limits in ranges_of(*DECLARED).items()}

@@ -47,6 +47,7 @@ from sdort.tuning.working_folder import OPS_TABLE, OPS_TUNE, working_folder
 from sdort.warmup import command as warm
 from sdort.warmup import items as plan
 from sdort.warmup import warm_report
+from sdort.warmup.warm_options import WarmupOptions
 from sdort.workload.cases import generation_cases
 
 # diffusers' schedulers hand tensors to numpy in a way that numpy 2.4 deprecates.
@@ -133,7 +134,7 @@ def test_the_verdict_says_what_is_ready_and_how_long_a_first_run_takes() -> None
 
 def test_the_next_command_runs_what_was_warmed(tmp_path: Path) -> None:
     write_json(tmp_path / "sdort.json", {"source": "demo"})
-    options: dict[str, Any] = {"sizes": ((64, 96), (128, 128)), "batch_sizes": (4, 1), "vae_tiling": None}
+    options: Any = {"sizes": ((64, 96), (128, 128)), "batch_sizes": (4, 1), "vae_tiling": None}
     options |= {"provider": "cpu", "fallback": False, "provider_options": {"a": "b"}}
     words = shlex.split(_run_command(tmp_path, options))
     prompt = ["--prompt", "a red star on navy"]
@@ -212,7 +213,7 @@ def test_what_cannot_be_asked_for(tiny: Tiny, cache: Path) -> None:
 
 
 def test_the_time_to_go_is_known_once_every_component_was_seen(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = plan.WarmupOptions(RuntimeOptions("cpu"), [(16, 16), (16, 24)], (1, 2))
+    options = WarmupOptions(RuntimeOptions("cpu"), [(16, 16), (16, 24)], (1, 2))
     target = plan.WarmupTarget(open_folder(tiny.onnx, ()), CPU, options.runtime)
     todo = plan.plan(target, options)
     warmer = warm._Warmer(Store(), target, None)
@@ -361,7 +362,7 @@ def test_drawing_feeds_the_shapes_that_are_planned(
     keep_generated(drawer, [request], plan_stages(drawer.folder, request))
     assert told == {name: spy.seen for name, spy in spies.items()}
     if guidance > 1:
-        options = plan.WarmupOptions(one_graph, [(16, 24)], (images,))
+        options = WarmupOptions(one_graph, [(16, 24)], (images,))
         planned = plan.plan(plan.WarmupTarget(drawer.folder, CPU, options.runtime), options)
         assert sorted(item.key.shapes for item in planned) == sorted(
             shapes for spy in spies.values() for shapes in spy.seen
@@ -376,7 +377,7 @@ def test_encoding_feeds_the_shapes_that_are_planned(tiny: Tiny, tmp_path: Path) 
     given = read_image(photo, "init_image")
     request = Request("a", steps=4, strength=0.25, num_images=2, height=16, width=size[1], init_image=given)
     list(pipeline.generate(request))
-    options = plan.WarmupOptions(RuntimeOptions("cpu"), [size], (2,))
+    options = WarmupOptions(RuntimeOptions("cpu"), [size], (2,))
     planned = plan.plan(plan.WarmupTarget(pipeline.folder, CPU, options.runtime), options)
     encoded = [item for item in planned if item.case.component == "vae_encoder"]
     assert {item.key.shapes for item in encoded} == pipeline.sessions["vae_encoder"].ran_on
@@ -417,7 +418,7 @@ def test_the_decoder_is_warmed_up_as_it_will_decode(
     weights = sum(file.stat().st_size for name in ITEM_NAMES for file in (tiny.onnx / name).iterdir())
     monkeypatch.setattr(plan, "free_memory", lambda *_: None if left is None else left + weights)
     size = 72 * folder.vae_factor, 96 * folder.vae_factor
-    options = plan.WarmupOptions(
+    options = WarmupOptions(
         RuntimeOptions("cpu"), [size], (2,), ["vae_decoder"], vae_tiling=tiling, vae_slicing=slicing
     )
     (item,) = plan.plan(plan.WarmupTarget(folder, CPU, options.runtime), options)
