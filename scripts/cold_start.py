@@ -92,7 +92,7 @@ def work(args: argparse.Namespace) -> int:
             graph=args.graph, tuning=args.tuning, custom_ops=args.custom_ops, output=Path(folder) / "image.png",
         )  # fmt: skip
         whole = time.time() - args.worker
-    from sdort.generation.run_phases import run_seconds
+    from sdort.generation.run_summary import run_seconds
     from sdort.pipelines.folder import open_folder
     from sdort.runtime.memory import peak_resident
 

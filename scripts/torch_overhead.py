@@ -19,7 +19,7 @@ from functools import partial
 import torch
 
 from sdort.errors import SdortError
-from sdort.families.timestep_shapes import timestep_shape
+from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.unet import UNET
 from sdort.integrations.torch import GraphUNet, load_unet
 from sdort.integrations.torch.tensor_binding import Tensors, torch_dtype

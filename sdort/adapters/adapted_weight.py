@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from sdort.adapters.weight_deltas import Difference
-from sdort.graph.half_conversion import convert
+from sdort.graph.float16 import convert
 from sdort.graph.pieces import gather, split
 from sdort.graph.signature import Array
 from sdort.graph.weights import Weight

@@ -19,7 +19,9 @@ from sdort.adapters.refusals import NO_MODULE, check_family, nothing_matches, ot
 from sdort.adapters.weight_changes import Change, Parts, by_input, changes_of, magnitude_of
 from sdort.adapters.weight_deltas import Delta, Factor, Shape
 from sdort.checkpoints.safetensors import describe_tensors, read_header
+from sdort.console import warn
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import cut, one_line
 
 
 @dataclass(frozen=True)
@@ -182,3 +184,20 @@ class _Reading:
         if shape is None:
             return f"{place} has no {change.leaf}"
         return f"it is for {change.form.outputs} x {change.form.inputs} numbers, and {place} has {list(shape)}"
+
+
+_SHOWN = 3
+"""Tensors that a message names."""
+
+
+def remark(adapter: Adapter) -> None:
+    """Warn of an adapter that is without effect, and of its tensors that have no place in the pipeline."""
+    deltas = [delta for deltas in adapter.deltas.values() for delta in deltas.values()]
+    if all(delta.factor == 0 and not delta.needs_base for delta in deltas):
+        warn(f"{adapter.name}: its alpha is 0, so that it changes nothing")
+    if not adapter.unmatched:
+        return
+    shown = ", ".join(cut(one_line(entry.key)) for entry in adapter.unmatched[:_SHOWN])
+    more = ", ..." if len(adapter.unmatched) > _SHOWN else ""
+    count = "1 tensor has" if len(adapter.unmatched) == 1 else f"{len(adapter.unmatched)} tensors have"
+    warn(f"{adapter.name}: {count} no place in this model: {shown}{more} ({adapter.unmatched[0].reason})")

@@ -21,7 +21,7 @@ from sdort.checkpoints.safetensors import describe_tensors, read_header
 from sdort.checkpoints.weight_names import FAMILY_OF_WIDTH, Kind
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import cut, one_line
-from sdort.graph.half_conversion import convert
+from sdort.graph.float16 import convert
 from sdort.graph.signature import Array
 from sdort.graph.stored_values import StoredValues
 

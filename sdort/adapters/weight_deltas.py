@@ -15,7 +15,7 @@ from typing import Protocol
 import numpy as np
 
 from sdort.errors import BadModelError
-from sdort.graph.half_conversion import convert
+from sdort.graph.float16 import convert
 from sdort.graph.signature import Array, Factors
 from sdort.graph.stored_values import StoredValues
 

@@ -13,10 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from sdort.benchmark.bench_options import BenchOptions
-from sdort.benchmark.failed_rows import failures, listed
 from sdort.benchmark.measure import Measurement, measure_engines, prepare_benchmark
 from sdort.benchmark.published import PUBLISHED, PublishedRows
-from sdort.benchmark.rows import Row
+from sdort.benchmark.rows import Row, failures, listed
 from sdort.benchmark.setup import choose_components, find_reference, plan_cases
 from sdort.console import document, say
 from sdort.engines.onnx import OnnxEngine

@@ -11,9 +11,8 @@ from statistics import median
 
 from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.conditions import watch_machine
-from sdort.benchmark.failed_rows import refuse_failed
 from sdort.benchmark.regression import refuse_slower, refuse_unjudged
-from sdort.benchmark.rows import Row
+from sdort.benchmark.rows import Row, refuse_failed
 from sdort.benchmark.setup import choose_components, find_reference, open_engines, plan_cases
 from sdort.benchmark.timing import clock, interleave, ratio, statistics
 from sdort.console import detail, document, progress

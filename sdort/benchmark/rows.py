@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from sdort.benchmark.conditions import Disturbance
+from sdort.errors import ParityError
+from sdort.options.number_ranges import size_words
 
 if TYPE_CHECKING:
     from sdort.engines.engine import ImageStages
@@ -183,3 +186,39 @@ class Compared:
     """The saved median time, in milliseconds."""
     reason: str = ""
     """Remarks; empty if there are none."""
+
+
+MOST_LISTED = 12
+"""Failures that a message names one by one; the result has them all."""
+
+
+def refuse_failed(rows: Sequence[Row]) -> None:
+    """Raise if a row has no times.
+
+    Raises:
+        ParityError: which rows, and why.
+    """
+    failed = failures(rows)
+    if failed:
+        unlike = any(row.failed and (row.error is not None or row.psnr_db is not None) for row in rows)
+        raise ParityError(
+            f"{len(failed)} of {len(rows)} rows were not timed, because they failed:{listed(failed)}",
+            hint="sdort verify PIPELINE --bisect tells where and why." if unlike else None,
+        )
+
+
+def failures(rows: Sequence[Row]) -> list[str]:
+    """Each row that failed its check, in words: which one, and by how much."""
+    return [
+        f"{row.pipeline}, {row.component}, batch {row.batch_size}, {size_words((row.height, row.width))}, {row.dtype}: "
+        f"{row.status}"
+        for row in rows
+        if row.failed
+    ]
+
+
+def listed(problems: Sequence[str]) -> str:
+    """The first problems for a message, one a line."""
+    left = len(problems) - MOST_LISTED
+    lines = [*problems[:MOST_LISTED], *([f"and {left} more"] if left > 0 else [])]
+    return "".join(f"\n  {line}" for line in lines)

@@ -187,7 +187,7 @@ def _react(count: int, signum: int) -> None:
 
 
 def _stop_runs() -> None:
-    stopping = sys.modules.get("sdort.runtime.stopping")  # not imported: nothing runs
+    stopping = sys.modules.get("sdort.runtime.opener")  # not imported: nothing runs
     stop_all = getattr(stopping, "stop_all", None)  # half imported: likewise
     if stop_all:
         stop_all()

@@ -114,8 +114,7 @@ def _show_end(result: Generation, counted: Mapping[str, float], before: float | 
         before: seconds of the process until these were counted; None where the kernel does not tell.
     """
     from sdort.console import VERBOSE, conclude, is_quiet, show, verbosity
-    from sdort.generation.run_phases import phase_table, run_seconds
-    from sdort.generation.run_summary import summarize
+    from sdort.generation.run_summary import phase_table, run_seconds, summarize
     from sdort.machine.system import process_age
 
     age = process_age()

@@ -14,8 +14,8 @@ from datetime import datetime
 from pathlib import Path
 
 from sdort.errors import BadModelError, OutputError
-from sdort.files.cache_folder import checked_folder, models_folder, schedules_folder, traces_folder
 from sdort.files.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
+from sdort.files.user_folders import checked_folder, models_folder, schedules_folder, traces_folder
 from sdort.files.verified_cache import is_entry
 from sdort.machine.version import __version__
 from sdort.operator_library.library import RECORD, libraries_folder, tuning_table

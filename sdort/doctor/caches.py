@@ -9,7 +9,7 @@ from pathlib import Path
 from sdort.console import document
 from sdort.doctor.cache_entries import KINDS, CacheEntry, remove
 from sdort.errors import UsageError
-from sdort.files.cache_folder import cache_folder
+from sdort.files.user_folders import cache_folder
 from sdort.options.number_ranges import OLDER_THAN
 from sdort.options.option_types import typed
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from sdort.doctor.cache_entries import folder_bytes
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.errors import SdortError
-from sdort.files.cache_folder import cache_folder
 from sdort.files.disk import existing, free_bytes
 from sdort.files.ownership import why_foreign
+from sdort.files.user_folders import cache_folder
 from sdort.machine.system import System
 from sdort.operator_library.library import Description
 from sdort.tables import size_text

@@ -10,9 +10,9 @@ import numpy as np
 from sdort.engines.torch_prompts import prompt_arguments
 from sdort.exporter.signatures import CONCEPTS
 from sdort.families.component_names import DECODER, ENCODER, SAFETY_CHECKER
+from sdort.families.denoiser_arguments import module_arguments
 from sdort.families.family import Denoiser
 from sdort.families.known_families import DENOISERS
-from sdort.families.module_arguments import module_arguments
 from sdort.families.unet import UNET
 from sdort.generation.pictures.images import Generated, to_image
 from sdort.generation.requests.request import Request

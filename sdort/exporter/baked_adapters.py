@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from sdort.adapters.adapted_weight import adapted
 from sdort.adapters.adapter_choice import AdapterChoice
-from sdort.adapters.adapter_file import Adapter, Unmatched, read_adapter
-from sdort.adapters.messages import remark
+from sdort.adapters.adapter_file import Adapter, Unmatched, read_adapter, remark
 from sdort.adapters.module_index import ADAPTED
 from sdort.console import say
 from sdort.errors import UsageError

@@ -15,7 +15,7 @@ from sdort.errors import UsageError
 from sdort.exporter.ip_adapters import NO_IP_ADAPTERS, IpAdapterFiles
 from sdort.exporter.replacements import MadeWith, Replacements
 from sdort.families.component_names import SAFETY_CHECKER
-from sdort.files.cache_folder import traces_folder
+from sdort.files.user_folders import traces_folder
 from sdort.options.number_ranges import OPSET, STATIC_BATCH, STATIC_SIDE, parse_size
 from sdort.options.option_types import check_types
 

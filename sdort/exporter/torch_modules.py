@@ -28,8 +28,8 @@ from sdort.families.component_names import (
     SPECIAL_CARE_SCORES,
     T2I_ADAPTER,
 )
+from sdort.families.denoiser_arguments import module_arguments
 from sdort.families.known_families import find_denoiser
-from sdort.families.module_arguments import module_arguments
 from sdort.families.unet import UNET
 
 PREFIX = "model."

@@ -14,12 +14,12 @@ from typing import Any
 import onnx
 import onnx_ir as ir
 import torch
+from onnx import helper, shape_inference
 
 from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, SdortError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter import torch_modules as architecture
-from sdort.exporter.casts import concrete_casts
 from sdort.exporter.signatures import ComponentSpec, evaluate_dim
 from sdort.exporter.template import Trace
 from sdort.families.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
@@ -27,6 +27,38 @@ from sdort.families.graph_tensor import GraphDim, GraphTensor
 from sdort.families.known_families import DENOISERS
 from sdort.families.vae_levels import vae_factor
 from sdort.machine.version import __version__
+
+
+def concrete_casts(proto: onnx.ModelProto) -> None:
+    """Replace every CastLike: by its input where that has the dtype already, by Cast elsewhere, in place."""
+    nodes = proto.graph.node
+    if not any(node.op_type == "CastLike" for node in nodes):
+        return
+    dtypes = _dtypes(proto)
+    same: dict[str, str] = {}
+    for node in nodes:
+        for index, name in enumerate(node.input):
+            node.input[index] = same.get(name, name)
+        if node.op_type != "CastLike":
+            continue
+        target = dtypes.get(node.input[1], 0)
+        if target and dtypes.get(node.input[0]) == target:
+            same[node.output[0]] = node.input[0]
+        elif target:
+            cast = helper.make_node("Cast", [node.input[0]], [node.output[0]], node.name, to=target)
+            node.CopyFrom(cast)
+    outputs = {value.name for value in proto.graph.output}
+    kept = [node for node in nodes if node.op_type != "CastLike" or node.output[0] not in same.keys() - outputs]
+    del nodes[:]
+    nodes.extend(kept)
+
+
+def _dtypes(proto: onnx.ModelProto) -> dict[str, int]:
+    graph = shape_inference.infer_shapes(proto).graph
+    values = [*graph.value_info, *graph.input, *graph.output]
+    dtypes = {value.name: value.type.tensor_type.elem_type for value in values}
+    return dtypes | {tensor.name: tensor.data_type for tensor in graph.initializer}
+
 
 PARAMETER = "parameter"
 """``location`` of an initializer whose values come from a checkpoint, in a traced graph."""

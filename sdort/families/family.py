@@ -76,7 +76,7 @@ class Denoiser:
     signature: Callable[[Config, GraphOptions], GraphSignature]
     """The inputs and outputs of its graph, by its config."""
     counts: Callable[[Config], Counter[str]]
-    """The operators that its config promises: :func:`sdort.optimizer.architecture.architecture`."""
+    """The operators that its config promises: :func:`sdort.optimizer.expected.architecture`."""
     output: str = "out_sample"
     """The name of its graph's output: the noise, or what it predicts in its place."""
     library: str = "diffusers"

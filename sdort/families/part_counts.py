@@ -1,6 +1,6 @@
 """The parts of a component, counted from its diffusers or transformers config alone, one function a kind.
 
-Keys: those of :func:`sdort.optimizer.architecture.architecture`.
+Keys: those of :func:`sdort.optimizer.expected.architecture`.
 
 Source of the rules: ``UNet2DConditionModel``, ``ControlNetModel``, ``T2IAdapter``, ``AutoencoderKL``,
 ``AutoencoderTiny``, ``ImageProjection``, ``IPAdapterPlusImageProjection`` (diffusers), ``CLIPTextModel`` and

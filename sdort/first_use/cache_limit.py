@@ -12,11 +12,10 @@ from pathlib import Path
 from sdort.console import document, say, warn
 from sdort.doctor.cache_entries import folder_bytes, remove_model
 from sdort.errors import OutputError
-from sdort.files.cache_folder import models_folder
-from sdort.files.data_folder import data_folder
 from sdort.files.disk import PlannedWrite, plan_writes
 from sdort.files.input_file import read_input
 from sdort.files.staging import is_abandoned, remove_abandoned, write_atomically
+from sdort.files.user_folders import data_folder, models_folder
 from sdort.machine.version import __version__
 from sdort.options.number_ranges import CACHE_LIMIT
 from sdort.options.option_types import typed

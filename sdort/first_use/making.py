@@ -4,26 +4,110 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from sdort.console import say
+from sdort.console import following, progress, say
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter.checkpoint import ANY_VARIANT
-from sdort.exporter.command import OpenExport, open_export
+from sdort.exporter.command import TRACE_STEP, OpenExport, open_export
 from sdort.families.unet import UNET
 from sdort.files.staging import scratch_folder, staged_directory
 from sdort.first_use.cache_limit import check_room, make_room
 from sdort.first_use.given_checkpoint import Checkpoint
 from sdort.first_use.making_plan import Making, MakingPlan
-from sdort.first_use.making_steps import Steps, estimate, shown
 from sdort.first_use.unmade import Check, Unmade, through_export
-from sdort.optimizer.command import optimize_request
+from sdort.optimizer.command import FUSING, WRITING, optimize_request
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.pipelines.model_cache import MODEL, make_once, write_kept
 from sdort.tables import size_text
+
+TRACE, FUSE = 0.07, 0.012
+"""Seconds a tensor, on two cores of a server of 2023: SD 1.5's UNet has 686, SDXL's 1,680."""
+WRITE = 4e-9
+"""Seconds a byte."""
+_START = 15.0
+"""Seconds of importing torch and diffusers, where something is traced."""
+_SURE = 5.0
+"""Estimated seconds of finished steps from which on they tell how fast this machine is."""
+
+
+def estimate(tensors: Mapping[str, int], new: list[str], nbytes: int) -> dict[str, float]:
+    """Step, as :func:`sdort.console.progress` describes it -> its seconds.
+
+    Args:
+        tensors: component -> the number of its weights.
+        new: components whose architecture is traced first.
+        nbytes: what is written.
+    """
+    steps = {TRACE_STEP.format(name): _START * (name == new[0]) + TRACE * tensors[name] for name in new}
+    for name, number in tensors.items():
+        steps[FUSING.format(name)] = FUSE * number
+        steps[WRITING.format(name)] = WRITE * nbytes * number / sum(tensors.values())
+    return steps
+
+
+class Steps:
+    """Progress of steps whose seconds are estimated."""
+
+    def __init__(self, seconds: Mapping[str, float]) -> None:
+        self._seconds = dict(seconds)
+        self._start = time.monotonic()
+        self._finished = 0.0
+        """Estimated seconds of the steps before this one."""
+        self.step = ""
+        self._share = 0.0
+        self._began = self._start
+        self.done = 0.0
+        """Estimated seconds of all that is done."""
+
+    @property
+    def total(self) -> float:
+        """Estimated seconds of all steps."""
+        return sum(self._seconds.values())
+
+    def follow(self, description: str, done: float, total: float | None) -> None:
+        """Take what :func:`sdort.console.progress` tells; what is none of the steps is left to its own."""
+        if description not in self._seconds:
+            return
+        if description != self.step:
+            self._finished += self._seconds.get(self.step, 0.0)
+            self.step, self._began = description, time.monotonic()
+        self._share = min(done / total, 1.0) if total else 0.0
+        self.done = self._finished + self._share * self._seconds[description]
+
+    def remaining(self) -> float | None:
+        """Seconds to go, at the speed until now; None for those that cannot be known."""
+        slowness = 1.0
+        if self._finished >= _SURE:
+            slowness = (self._began - self._start) / self._finished
+        here = self._seconds.get(self.step, 0.0)
+        spent = (time.monotonic() - self._began) / slowness if self.step else 0.0
+        ahead = self.total - self._finished - here
+        return slowness * (ahead + max(here * (1 - self._share) if self._share else here - spent, 0.0))
+
+
+@contextmanager
+def shown(name: str, steps: Steps) -> Iterator[None]:
+    """A block whose steps are shown as one bar, with the seconds that are left."""
+    told = 0.0
+
+    def description() -> str:
+        return f"making {name} ready: {steps.step}" if steps.step else f"making {name} ready"
+
+    with progress(description, steps.total, remaining=steps.remaining) as advance:
+
+        def follow(text: str, done: float, total: float | None) -> None:
+            nonlocal told
+            steps.follow(text, done, total)
+            advance(steps.done - told)
+            told = steps.done
+
+        with following(follow, instead=True):
+            yield
+
 
 _OF_EXPORT = re.compile(r"--(?:variant [\w-]+|config DIR|vae DIR\|FILE|allow-pickle|no-safety-checker|prediction-type)")
 """Options of ``sdort export`` that hints advise, with their values."""

@@ -18,10 +18,10 @@ from sdort.console import document, warn
 from sdort.demo import DEMO_NAMES
 from sdort.errors import BadModelError, OutputError, UsageError, nearest_name
 from sdort.errors.plain_text import cut
-from sdort.files.data_folder import data_folder
 from sdort.files.input_file import read_input
 from sdort.files.json_text import parse_json
 from sdort.files.staging import locked, write_atomically
+from sdort.files.user_folders import data_folder
 from sdort.options.option_types import typed
 from sdort.pipelines.explain_path import in_home, not_there, refuse_other
 

@@ -32,8 +32,8 @@ from sdort.runtime.activations import activation_bytes
 from sdort.runtime.step.prepared_tensors import Prepared, prepared_tensors, split_file
 from sdort.tables import size_text
 from sdort.workload.cases import TOKENS, Case
-from sdort.workload.residuals import residual_shapes
 from sdort.workload.samples import Sample
+from sdort.workload.steering_inputs import residual_shapes
 
 MARGIN = 1.15
 """An estimate has to exceed the free memory by this factor before a run is refused: it may be too high by as much.

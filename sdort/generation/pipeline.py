@@ -62,7 +62,7 @@ from sdort.runtime.side_by_side import open_side_by_side
 from sdort.runtime.step.bound_unet import Batch, condition_width
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
 from sdort.runtime.step.step_conditions import Copies, StepConditions
-from sdort.workload.residuals import steering_inputs
+from sdort.workload.steering_inputs import steering_inputs
 
 if TYPE_CHECKING:
     from sdort.upscaling.upscaler import Upscaler

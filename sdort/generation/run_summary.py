@@ -3,14 +3,53 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from sdort.errors.plain_text import one_line
 from sdort.generation.denoising.step_progress import speed, three_digits
 from sdort.generation.requests.record import GenerationRecord
 from sdort.generation.result import Generation
-from sdort.tables import size_text
+from sdort.tables import Table, share_text, size_text
+
+START, REST = "start of Python, command line", "rest"
+
+
+def run_seconds(result: Generation, counted: Mapping[str, float], age: float, before: float) -> dict[str, float]:
+    """Seconds by phase, which add up to ``age``, in their order.
+
+    Args:
+        counted: what :func:`sdort.machine.phases.counted` found, but for the stages.
+        age: seconds of the process until now.
+        before: those until the counting began.
+    """
+    seconds = result.seconds
+    stages = {
+        "text encoder": seconds.encode,
+        "image encoder": seconds.encode_image,
+        "first step": seconds.first_step,
+        "other steps": seconds.denoise - seconds.first_step,
+        "decoder": seconds.decode,
+        "upscaler": seconds.upscale,
+        "safety checker": seconds.judge,
+    }
+    files = {name: each for name, each in counted.items() if name == "image files"}
+    opening = {name: each for name, each in counted.items() if name not in files}
+    for each in result.opened:
+        if each.times > 1 and (name := f"opening of {each.component}") in opening:
+            opening = {f"{key}, {each.times} times" if key == name else key: value for key, value in opening.items()}
+    found = {START: before} | opening | {name: each for name, each in stages.items() if each} | files
+    return found | {REST: age - sum(found.values())}
+
+
+def phase_table(seconds: Mapping[str, float]) -> Table:
+    """The phases of a run, with their shares."""
+    whole = sum(seconds.values())
+    table = Table("Where the time went", ["phase", ">seconds", ">share"])
+    for name, each in seconds.items():
+        table.add_row(name, three_digits(each), share_text(max(each, 0.0) / whole))
+    table.add_row("all", three_digits(whole), share_text(1.0), style="bold")
+    return table
 
 
 def summarize(result: Generation, age: float | None = None) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sdort.files.cache_folder import schedules_folder
+from sdort.files.user_folders import schedules_folder
 from sdort.files.verified_cache import VerifiedCache
 from sdort.generation.job import Job
 from sdort.generation.request_plan import RequestPlan

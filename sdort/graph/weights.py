@@ -10,15 +10,17 @@ from __future__ import annotations
 
 import itertools
 import math
+import numbers
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
 from sdort.errors import BadModelError
-from sdort.graph.half_conversion import convert
+from sdort.graph.float16 import convert
 from sdort.graph.pieces import contiguous, gather, piece_size, split
 from sdort.graph.signature import Array
 from sdort.graph.stored_values import StoredValues
@@ -320,3 +322,24 @@ def cast_values(values: Array | Weight, dtype: npt.DTypeLike) -> Array | Weight:
 def as_weight(values: Array | Weight) -> Weight:
     """A gs.Constant's values (an array or a weight) as a weight."""
     return values if isinstance(values, Weight) else Inline(values)
+
+
+def expression_key(weight: Weight) -> tuple[Any, ...]:
+    """Equal for two weights that are computed from the same stored bytes in the same way."""
+    parts = tuple((name, _key(value)) for name, value in sorted(vars(weight).items()))
+    return type(weight).__name__, parts
+
+
+def _key(value: Any) -> Any:
+    if isinstance(value, Weight):
+        return expression_key(value)
+    if isinstance(value, (tuple, list)):
+        return tuple(_key(item) for item in value)
+    if isinstance(value, np.dtype):
+        return value.name
+    # Anything else that is no plain value, such as an array, is only equal to itself.
+    return value if isinstance(value, (str, numbers.Number, type(None))) else _identity(value)
+
+
+def _identity(value: Any) -> Any:
+    return str(value) if hasattr(value, "__fspath__") else ("id", id(value))

@@ -12,9 +12,8 @@ from onnx import TensorProto
 from onnx_graphsurgeon.exporters.onnx_exporter import dtype_to_onnx
 from onnx_graphsurgeon.ir.tensor import LazyValues
 
-from sdort.graph.expressions import expression_key
 from sdort.graph.overflow import count_overflow
-from sdort.graph.weights import SMALL_BYTES, Absent, Cast, Inline, Reshaped, Weight
+from sdort.graph.weights import SMALL_BYTES, Absent, Cast, Inline, Reshaped, Weight, expression_key
 from sdort.onnx_io.tensor_names import TensorNames
 
 

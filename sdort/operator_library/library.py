@@ -22,11 +22,11 @@ from typing import Any
 from sdort.console import warn_once
 from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.errors.plain_text import library_reason
-from sdort.files.cache_folder import cache_folder
 from sdort.files.checkout import import_part
 from sdort.files.input_file import open_input, read_input
 from sdort.files.ownership import can_others_write, why_foreign
-from sdort.machine.variables import variables
+from sdort.files.user_folders import cache_folder
+from sdort.machine.process_settings import variables
 
 LIBRARY_FILE, RECORD = "libsdort_ops.so", "build.json"
 MAX_TABLE = 64 << 20

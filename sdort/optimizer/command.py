@@ -20,7 +20,7 @@ from sdort.graph.weights import Weight
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.own_operators import own_operators
 from sdort.lowering.steps import OptimizeOptions, optimize_model
-from sdort.machine.collector import rare_collections
+from sdort.machine.process_settings import rare_collections
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import Survey, survey
 from sdort.onnx_io.load import load_model

@@ -1,14 +1,14 @@
 """Expected operator counts of a component, derived from its diffusers or transformers config alone.
 
 The graph cannot say what should have fused: a fusion that silently misses everything leaves a graph that looks
-complete. So the counts come from the architecture (:mod:`sdort.optimizer.architecture`), a target's kernels say which
+complete. So the counts come from the architecture (:mod:`sdort.optimizer.expected`), a target's kernels say which
 operators stand for them, and the optimized graph is held to that.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,15 +18,60 @@ from sdort.checkpoints.config_schemas import component_schema
 from sdort.checkpoints.configs import read_component_config
 from sdort.console import detail
 from sdort.errors import BadModelError, UsageError, did_you_mean
-from sdort.families.component_names import CLIP_SKIP, IMAGE_TOKENS
+from sdort.families import part_counts
+from sdort.families.component_names import (
+    CLIP_SKIP,
+    CONTROLNET,
+    DECODER,
+    ENCODER,
+    IMAGE_ENCODER,
+    IMAGE_TOKENS,
+    SAFETY_CHECKER,
+    T2I_ADAPTER,
+)
 from sdort.families.family import Config
+from sdort.families.known_families import TEXT_ENCODERS, find_denoiser
 from sdort.graph.domains import MICROSOFT
 from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport
-from sdort.optimizer.architecture import architecture
 from sdort.passes.expand import STEP_NAME as EXPAND
 from sdort.providers import load_target
 from sdort.providers.target import Target
+
+
+def architecture(config: Config, component: str) -> Counter[str]:
+    """Count the architecture's parts; a key that is absent counts 0.
+
+    Keys: ``attention_self``, ``attention_cross``, ``attention_causal`` (of the self attentions), ``group_norm``,
+    ``group_norm_silu`` (of them, those followed by SiLU), ``conv``, ``layer_norm``, ``skip_layer_norm`` (of them,
+    those whose input is a residual sum), ``geglu``, ``transformer``, ``gelu``, ``quick_gelu``.
+
+    Args:
+        config: the component's ``config.json``; both halves of a VAE share one.
+        component: one of those that sdort exports.
+
+    Raises:
+        BadModelError: the config names a block or setting whose structure is not known, or lacks one.
+    """
+    builders: dict[str, Callable[[Config], Counter[str]]] = {
+        **dict.fromkeys(TEXT_ENCODERS, part_counts.text_encoder),
+        ENCODER: part_counts.vae_encoder,
+        DECODER: part_counts.vae_decoder,
+        CONTROLNET: part_counts.controlnet,
+        T2I_ADAPTER: part_counts.t2i_adapter,
+        IMAGE_ENCODER: part_counts.image_encoder,
+        SAFETY_CHECKER: part_counts.safety_checker,
+    }
+    if denoiser := find_denoiser(component, config.get("_class_name")):
+        builders[component] = denoiser.counts
+    if component not in builders:
+        raise BadModelError(f"no expected operators are known for a {component!r}", component=component)
+    try:
+        return builders[component](config)
+    except KeyError as error:
+        raise BadModelError(f"its config has no {error.args[0]!r}", component=component) from error
+    except (IndexError, TypeError, ValueError) as error:
+        raise BadModelError(f"its config contradicts itself: {error}", component=component) from error
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import onnx_graphsurgeon as gs
 
 from sdort.graph.symbolic import Dim, Shape
 from sdort.rewrite.editor import Editor
-from sdort.workload.residuals import steering_inputs
+from sdort.workload.steering_inputs import steering_inputs
 
 Lender = tuple[gs.Tensor, int, int]
 """A tensor and the run of its axes [start, end) that has the sizes in question."""

@@ -18,7 +18,7 @@ from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
 from sdort.graph.weights import Combined, Concatenated, Inline, Reshaped, Weight, as_weight
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.fusion import Support
-from sdort.workload.residuals import is_residual
+from sdort.workload.steering_inputs import is_residual
 
 
 def run(editor: Editor, support: Support) -> int:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor, producer
-from sdort.workload.residuals import is_residual
+from sdort.workload.steering_inputs import is_residual
 
 
 def run(editor: Editor) -> int:

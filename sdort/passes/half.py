@@ -34,7 +34,7 @@ from sdort.passes.fp32_structure import unheld_nodes
 from sdort.passes.similarities import similarity_nodes
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.masks import cone, extremes
-from sdort.workload.residuals import is_residual
+from sdort.workload.steering_inputs import is_residual
 
 STANDARD_FLOAT32_INPUTS = {"Resize": (1, 2)}
 """Inputs (by position) of standard operators that are fp32 whatever the activations are."""

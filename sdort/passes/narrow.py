@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import onnx_graphsurgeon as gs
 
-from sdort.graph.half_conversion import convert
+from sdort.graph.float16 import convert
 from sdort.graph.weights import cast_values
 from sdort.rewrite.editor import Editor, array, producer
 from sdort.rewrite.match import is_float, widest

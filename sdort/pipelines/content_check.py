@@ -18,10 +18,10 @@ from sdort.checkpoints.configs import INDEX, MANIFEST, read_manifest
 from sdort.console import detail, progress, say
 from sdort.errors import BadModelError, OutputError, UsageError
 from sdort.families.known_families import COMPONENTS, TOKENIZERS
-from sdort.files.cache_folder import models_folder
 from sdort.files.input_file import open_input
 from sdort.files.model_folder import check_own_file
 from sdort.files.staging import real
+from sdort.files.user_folders import models_folder
 from sdort.machine.phases import phase
 from sdort.onnx_io.component_file import file_identity
 from sdort.pipelines.manifest import SMALL, ListedFile, listed_files

@@ -22,8 +22,8 @@ from typing import Any
 from sdort.checkpoints.configs import read_config, write_json
 from sdort.console import progress, say
 from sdort.errors import BadModelError, OutputError
-from sdort.files.cache_folder import models_folder
 from sdort.files.staging import held, locked
+from sdort.files.user_folders import models_folder
 
 MADE_OF, MODEL, USED = "made-of.json", "model", "used"
 """Contents of a folder of the cache: the record of what it was made of, the optimized model, and a file whose time is

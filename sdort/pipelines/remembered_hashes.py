@@ -9,8 +9,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from sdort.files.cache_folder import checked_folder
 from sdort.files.staging import real
+from sdort.files.user_folders import checked_folder
 from sdort.files.verified_cache import VerifiedCache, key_of
 from sdort.onnx_io.component_file import SETTLED_NS, Identity, file_identity
 

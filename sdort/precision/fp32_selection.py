@@ -10,18 +10,59 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import onnx_graphsurgeon as gs
 
+from sdort.engines.rounding import emulate
 from sdort.errors import OutputError
-from sdort.graph.signature import Feeds
+from sdort.graph.model import Model
+from sdort.graph.signature import Array, Feeds
 from sdort.lowering.component_report import Fp32Report, Fp32Rule
+from sdort.onnx_io.save import save_model
+from sdort.passes import half
 from sdort.passes.half import float32_inputs
 from sdort.precision.cost import share, timed_run
 from sdort.precision.inputs import inputs_for, recorded_inputs
 from sdort.precision.plan import PLAN, PlanRule, make_rules, select, write_plan
 from sdort.precision.positions import Position, find_positions, with_views
-from sdort.precision.ranges import measure_ranges, written
+from sdort.precision.ranges import measure_ranges, open_plain, run_plain, written
 from sdort.precision.risks import find_risks
-from sdort.precision.trial import run_trial
 from sdort.rewrite.editor import Editor
+from sdort.workload.judgement import measure_errors, unfit
+
+
+def run_trial(
+    editor: Editor, keep: Collection[str], feed: Mapping[str, Array], expected: Mapping[str, Array], folder: Path
+) -> str:
+    """The result of a conversion to fp16, in words.
+
+    Args:
+        editor: the graph before it is converted; it stays as it is.
+        keep: names of the nodes that stay in fp32.
+        feed: the inputs.
+        expected: the outputs in fp32.
+        folder: where a copy of the model may be written.
+
+    Raises:
+        BadModelError: the converted graph does not run.
+    """
+    component = editor.model.component
+    converted = Editor(Model(editor.graph.copy(), component))
+    half.run(converted, keep=keep)
+    path = folder / "converted.onnx"
+    written = save_model(converted.model, path)
+    if written.overflowed:
+        return f"{len(written.overflowed)} weights are infinite"
+    session = open_plain(emulate(path, component), path, component)
+    return describe_result(run_plain(session, feed), expected)
+
+
+def describe_result(outputs: Mapping[str, Array], expected: Mapping[str, Array]) -> str:
+    """The worst of all outputs, in words."""
+    errors = {}
+    for name, value in outputs.items():
+        if problem := unfit(value, expected[name]):
+            return f"{name} {problem}"
+        errors[name] = measure_errors(value, expected[name]).mean_share
+    worst = max(errors, key=errors.__getitem__)
+    return f"{worst} is off by {errors[worst]:.1e} of its standard deviation in the mean"
 
 
 @dataclass

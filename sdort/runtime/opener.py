@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,14 +12,32 @@ from typing import Any
 from sdort.console import VERBOSE, verbosity
 from sdort.errors import ProviderError
 from sdort.machine.distributions import FALLBACK, import_onnxruntime, start_session
-from sdort.machine.variables import variables
+from sdort.machine.process_settings import variables
 from sdort.operator_library.library import resolve
 from sdort.operator_library.opening import prepare_model
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import provider_options, session_options
 from sdort.runtime.memory_pool import MemoryPool
-from sdort.runtime.stopping import stoppable
+
+_stops: list[Callable[[], None]] = []
+
+
+@contextmanager
+def stoppable(stop: Callable[[], None]) -> Iterator[None]:
+    """A block that ``stop``, called in another thread, lets fail soon."""
+    _stops.append(stop)
+    try:
+        yield
+    finally:
+        _stops.remove(stop)
+
+
+def stop_all() -> None:
+    """End every run and every loading that goes on in this process; each raises in its own thread."""
+    for stop in list(_stops):
+        stop()
+
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
 FATAL, _WARNING = 4, 2

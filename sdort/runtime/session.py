@@ -36,7 +36,7 @@ from sdort.runtime import placement
 from sdort.runtime.device_block import is_reachable
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.memory_pool import MemoryPool, open_pool
-from sdort.runtime.opener import ALL, FATAL, create_session
+from sdort.runtime.opener import ALL, FATAL, create_session, stoppable
 from sdort.runtime.placed_weights import PlacedWeights, placeable
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
@@ -44,10 +44,9 @@ from sdort.runtime.step.deep_cut import DeepCut, cut_deep
 from sdort.runtime.step.preparation import Preparation
 from sdort.runtime.step.prepared_tensors import split_file
 from sdort.runtime.step.step_split import StepSplit, split_step
-from sdort.runtime.stopping import stoppable
 from sdort.runtime.weight_sums import WeightSums
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
-from sdort.workload.residuals import steering_inputs
+from sdort.workload.steering_inputs import steering_inputs
 
 _DTYPES = {
     "tensor(float)": "float32",

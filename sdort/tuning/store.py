@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.errors import OutputError, UsageError
-from sdort.files.cache_folder import cache_folder
 from sdort.files.staging import exchange, remove_abandoned
+from sdort.files.user_folders import cache_folder
 from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal, sync
 from sdort.tuning.key import Key
 

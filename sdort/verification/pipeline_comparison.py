@@ -44,7 +44,7 @@ from sdort.verification.recorded_inputs import RANDOM, RECORDED, Inputs, Recorde
 from sdort.verification.runners import RunConfiguration, is_emulated, open_text_to_image
 from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch
-from sdort.workload.image_inputs import count_images
+from sdort.workload.steering_inputs import count_images
 
 _NAME_IT = "Name it: --against ORIGINAL, an ONNX pipeline, a diffusers folder or a single file."
 

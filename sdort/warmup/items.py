@@ -18,7 +18,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.key import Key, make_key
 from sdort.warmup.warm_options import WarmupOptions
 from sdort.workload.cases import Case, InputSpecs, feed_shapes, generation_cases, make_feeds
-from sdort.workload.residuals import unsteered
+from sdort.workload.steering_inputs import unsteered
 
 _IN_PARTS = (ENCODER, DECODER)
 """Components that take images one by one or in tiles, as memory allows."""

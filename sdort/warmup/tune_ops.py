@@ -12,7 +12,7 @@ from pathlib import Path
 
 from sdort.console import progress
 from sdort.errors import ProviderError
-from sdort.machine.variables import variables
+from sdort.machine.process_settings import variables
 from sdort.operator_library.command import OpsTuning
 from sdort.operator_library.library import ON, resolve, tuning_table
 from sdort.operator_library.tuning_table import read_table

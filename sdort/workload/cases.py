@@ -10,11 +10,9 @@ import numpy as np
 
 from sdort.errors import BadModelError, UsageError
 from sdort.families.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
+from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.known_families import DENOISERS, FAMILIES
-from sdort.families.timestep_shapes import timestep_shape
 from sdort.graph.signature import Array, TensorSpec, static_size
-from sdort.workload.image_inputs import image_inputs, is_image_scale
-from sdort.workload.residuals import IMAGE, SCALES, is_residual
 from sdort.workload.samples import (
     CONTEXT,
     GUIDANCE,
@@ -28,6 +26,7 @@ from sdort.workload.samples import (
     random_guidance,
     sample_sizes,
 )
+from sdort.workload.steering_inputs import IMAGE, SCALES, image_inputs, is_image_scale, is_residual
 
 WHOLE_PIPELINE = "pipeline"
 TOKENS = 77

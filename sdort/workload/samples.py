@@ -21,8 +21,7 @@ from sdort.families.known_families import role_names
 from sdort.graph.signature import Array
 from sdort.operators import channels_axis
 from sdort.rewrite.size_names import size_at
-from sdort.workload.image_inputs import is_image_scale
-from sdort.workload.residuals import IMAGE, SCALES, is_residual
+from sdort.workload.steering_inputs import IMAGE, SCALES, is_image_scale, is_residual
 
 SampleDim = int | None
 

@@ -12,9 +12,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from sdort.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
-from sdort.adapters.adapter_file import Unmatched, read_adapter
+from sdort.adapters.adapter_file import Unmatched, read_adapter, remark
 from sdort.adapters.adapter_keys import foreign_kind, read_keys, why_unknown
-from sdort.adapters.messages import remark
 from sdort.adapters.module_index import ModuleIndex, component_of, without_component
 from sdort.adapters.peft_settings import PeftSettings, read_settings
 from sdort.checkpoints.safetensors import read_header

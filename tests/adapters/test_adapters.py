@@ -18,8 +18,7 @@ from support.ldm_files import CLIP_BLOCK
 
 from sdort.adapters.adapted_weight import adapted
 from sdort.adapters.adapter_choice import AdapterChoice, parse_adapter_choice
-from sdort.adapters.adapter_file import Adapter, read_adapter
-from sdort.adapters.messages import remark
+from sdort.adapters.adapter_file import Adapter, read_adapter, remark
 from sdort.errors import BadModelError, UsageError
 from sdort.graph import pieces
 from sdort.graph.signature import Array

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from sdort.benchmark.bench_options import BenchOptions
-from sdort.benchmark.failed_rows import refuse_failed
 from sdort.benchmark.measure import _check, _Ready
-from sdort.benchmark.rows import Row
+from sdort.benchmark.rows import Row, refuse_failed
 from sdort.errors import ParityError, UsageError
 from sdort.generation.pictures.images import Generated
 from sdort.providers import CPU

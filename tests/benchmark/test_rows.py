@@ -22,7 +22,6 @@ from sdort.benchmark.conclusion import (
     subject,
 )
 from sdort.benchmark.conditions import Disturbance
-from sdort.benchmark.failed_rows import MOST_LISTED, failures, listed, refuse_failed
 from sdort.benchmark.labels import bar_label, case_label, contender_label, dtype_text
 from sdort.benchmark.noise import half_width, noise_warning, save_warnings
 from sdort.benchmark.regression import (
@@ -34,7 +33,7 @@ from sdort.benchmark.regression import (
     refuse_slower,
 )
 from sdort.benchmark.row_table import as_table, caption, cells, date_text, legend, rows_as_csv, settings, short_cells
-from sdort.benchmark.rows import Compared, Row
+from sdort.benchmark.rows import MOST_LISTED, Compared, Row, failures, listed, refuse_failed
 from sdort.errors import ParityError, RegressionError, UsageError
 
 

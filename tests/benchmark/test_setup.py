@@ -19,9 +19,8 @@ from sdort.benchmark.ablation import Ablation, MeasuredStep
 from sdort.benchmark.bench_options import BenchOptions, BenchResults
 from sdort.benchmark.command import Files
 from sdort.benchmark.conditions import Conditions, Disturbance, read_conditions, watch_machine
-from sdort.benchmark.failed_rows import listed
 from sdort.benchmark.measure import Measurement
-from sdort.benchmark.rows import Row
+from sdort.benchmark.rows import Row, listed
 from sdort.benchmark.setup import choose_components, open_engines, plan_cases
 from sdort.engines.engine import ImageStages
 from sdort.errors import ParityError, ProviderError, UsageError

@@ -19,7 +19,7 @@ from support.processes import heed
 
 from sdort.cli import interruption
 from sdort.files.staging import staged_directory
-from sdort.runtime import stopping
+from sdort.runtime import opener
 
 
 def start(code: str) -> subprocess.Popen[str]:
@@ -159,7 +159,7 @@ def test_a_run_that_begins_while_the_interrupt_waits_ends_too(tmp_path: Path) ->
     )
     process = start(f"""\
         import threading
-        from sdort.runtime.stopping import stoppable
+        from sdort.runtime.opener import stoppable
         ended = threading.Event()
         sys.path.insert(0, {str(tmp_path)!r})
         import slow
@@ -267,7 +267,7 @@ def test_a_run_of_onnxruntime_ends() -> None:
     """Its run does not return to Python by itself: ``stop`` ends it."""
     process = start("""\
         import threading
-        from sdort.runtime.stopping import stoppable
+        from sdort.runtime.opener import stoppable
         ended = threading.Event()
         signals = [signal.SIGINT, signal.SIGALRM]
         with stoppable(ended.set):
@@ -301,11 +301,11 @@ print(state() == before, signal.set_wakeup_fd(-1), file=sys.stderr)
 
 def test_what_is_over_is_not_stopped() -> None:
     stopped: list[str] = []
-    with stopping.stoppable(lambda: stopped.append("outer")):
-        with stopping.stoppable(lambda: stopped.append("inner")):
+    with opener.stoppable(lambda: stopped.append("outer")):
+        with opener.stoppable(lambda: stopped.append("inner")):
             pass
-        stopping.stop_all()
-    stopping.stop_all()
+        opener.stop_all()
+    opener.stop_all()
     assert stopped == ["outer"]
 
 

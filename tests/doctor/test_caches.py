@@ -16,8 +16,8 @@ import sdort
 from sdort.cli import cli
 from sdort.doctor.cache_entries import remove
 from sdort.errors import UsageError
-from sdort.files.cache_folder import cache_folder
 from sdort.files.staging import TEMPORARY_PREFIX, held, temporary_folder
+from sdort.files.user_folders import cache_folder
 from sdort.files.verified_cache import VerifiedCache
 
 DAY = 86400

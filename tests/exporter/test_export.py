@@ -23,12 +23,12 @@ from support.pipelines import Exported, export_family, locked, run_onnx, trace_f
 from sdort.checkpoints.config_schemas import REQUIRED
 from sdort.errors import OutputError, SdortError, UsageError
 from sdort.exporter import command as export_pipeline
-from sdort.exporter.casts import concrete_casts
 from sdort.exporter.command import export
 from sdort.exporter.export_options import StaticSize
 from sdort.exporter.manifest import ExportReport
 from sdort.exporter.signatures import ComponentSpec, at_size
 from sdort.exporter.source import read_source, select_components
+from sdort.exporter.trace import concrete_casts
 from sdort.exporter.trace_cache import TraceCache, trace_key
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import write

@@ -23,10 +23,9 @@ from sdort.exporter.checkpoint import _names, _not_found, _variants, has_weights
 from sdort.exporter.export_options import StaticSize
 from sdort.exporter.ip_adapters import IpAdapterFiles, _find_encoder, _hint, _misfit
 from sdort.exporter.manifest import copy_processors, write_index
-from sdort.exporter.open_source import _refuse_file_options
+from sdort.exporter.open_source import _check_vocabulary, _describe, _refuse_file_options, _tell_lacks
 from sdort.exporter.replacements import Replacements, _check_fit, _with_scheduler
 from sdort.exporter.signatures import describe_component
-from sdort.exporter.single_source import _check_vocabulary, _describe, _tell_lacks
 from sdort.exporter.source import Source, _is_exported, entry_of, read_source
 from sdort.exporter.trace_cache import TraceCache
 from sdort.exporter.vae_parts import VaePart, holds_vae, read_vae

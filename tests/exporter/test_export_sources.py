@@ -20,7 +20,7 @@ from sdort.checkpoints.single_file import SingleFile
 from sdort.checkpoints.tokenizer_files import TABLES
 from sdort.checkpoints.weight_names import SD1, SDXL, Kind
 from sdort.errors import BadModelError, SdortError, UsageError
-from sdort.exporter import open_source, replacements, single_source, source, vae_parts
+from sdort.exporter import open_source, replacements, source, vae_parts
 from sdort.exporter.ip_adapters import IpAdapterFiles
 from sdort.exporter.replacements import MadeWith, Replacements, replace_parts
 from sdort.exporter.source import Source, check_processors, read_source
@@ -280,15 +280,15 @@ def single(*parts: str) -> SingleFile:
 def test_a_single_file_as_a_source(config: Path | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     file, path = single("vae"), tmp_path / "b.safetensors"
-    monkeypatch.setattr(single_source, "read_single_file", stub(calls, "read", file))
+    monkeypatch.setattr(open_source, "read_single_file", stub(calls, "read", file))
     for name in ("say", "_check_vocabulary", "write_pipeline_files", "_tell_lacks"):
-        monkeypatch.setattr(single_source, name, stub(calls, name))
-    monkeypatch.setattr(single_source, "_describe", stub(calls, "text"))
-    monkeypatch.setattr(single_source, "read_source", stub(calls, "read_source"))
-    monkeypatch.setattr(single_source, "_with_configs", stub(calls, "_with_configs"))
+        monkeypatch.setattr(open_source, name, stub(calls, name))
+    monkeypatch.setattr(open_source, "_describe", stub(calls, "text"))
+    monkeypatch.setattr(open_source, "read_source", stub(calls, "read_source"))
+    monkeypatch.setattr(open_source, "_with_configs", stub(calls, "_with_configs"))
     (tmp_path / "model_index.json").write_text('{"_class_name": "P"}')
     replaced = Replacements(config=config, ema=True, prediction_type="sample")
-    found: Any = single_source.single_file_source(path, tmp_path, replaced)
+    found: Any = open_source.single_file_source(path, tmp_path, replaced)
     read = [("read", path, {"ema": True, "prediction_type": "sample"}), ("text", file, replaced), ("say", "text")]
     if config:
         assert found == "_with_configs"
@@ -312,15 +312,13 @@ def test_what_a_file_lacks_comes_from_a_folder(
 ) -> None:
     """A component of the folder that its index names and that has weights; its tokenizer stays with it."""
     said: list[Any] = []
-    monkeypatch.setattr(single_source, "say", said.append)
-    monkeypatch.setattr(single_source, "_tell_lacks", stub(said, "lacks"))
-    monkeypatch.setattr(
-        single_source, "has_weights", lambda folder: folder.parent == tmp_path and folder.name in beside
-    )
+    monkeypatch.setattr(open_source, "say", said.append)
+    monkeypatch.setattr(open_source, "_tell_lacks", stub(said, "lacks"))
+    monkeypatch.setattr(open_source, "has_weights", lambda folder: folder.parent == tmp_path and folder.name in beside)
     encoders, parts = ("text_encoder", "text_encoder_2"), ("text_encoder", "text_encoder_2", "vae")
     index = {"unet": UNET, "x": 1} | {name: ["l", name] for name in (*parts, "tokenizer", "tokenizer_2")}
     configs, replaced = Source("n", tmp_path, dict(index)), Replacements(config=tmp_path)
-    found = single_source._with_configs(single(*has), configs, replaced)
+    found = open_source._with_configs(single(*has), configs, replaced)
     lost = [name for name in parts if name not in has and name not in beside]
     gone = {*lost, *(name.replace("text_encoder", "tokenizer") for name in lost if name in encoders)}
     assert found.index == {name: [None, None] if name in gone else entry for name, entry in index.items()}
@@ -339,7 +337,7 @@ def test_a_part_of_a_file_that_the_folder_does_not_name_is_told(
     parts = ("unet", "text_encoder", "text_encoder_2", "vae")
     index = {part: entry if part in lost else ["l", part] for part in parts}
     given = {name: each for name, each in index.items() if each is not None}
-    found = single_source._with_configs(single(*parts), Source("n", tmp_path, given), Replacements(config=tmp_path))
+    found = open_source._with_configs(single(*parts), Source("n", tmp_path, given), Replacements(config=tmp_path))
     assert found.index == given
     said = "".join(capsys.readouterr().err.split())
     words = (
@@ -353,10 +351,10 @@ def test_a_part_of_a_file_that_the_folder_does_not_name_is_told(
 def test_weights_of_a_part_that_an_index_does_not_name_are_not_taken(
     source_index: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(single_source, "has_weights", lambda folder: True)
+    monkeypatch.setattr(open_source, "has_weights", lambda folder: True)
     index = {"unet": UNET, "vae": source_index, "text_encoder": ["l", "a"], "text_encoder_2": ["l", "b"]}
     file = single("text_encoder", "text_encoder_2")
-    found = single_source._with_configs(file, Source("n", tmp_path, index), Replacements(config=tmp_path))
+    found = open_source._with_configs(file, Source("n", tmp_path, index), Replacements(config=tmp_path))
     assert found.index["vae"] == source_index
     said = capsys.readouterr().err
     assert ("vae: from" in said, "has no VAE" in said) == (source_index[1] is not None, source_index[1] is None)
@@ -367,8 +365,8 @@ def test_a_controlnet_as_a_source(
     pooled: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, weights = {"_class_name": "ControlNetModel", "global_pool_conditions": pooled}, {"w": 1}
-    monkeypatch.setattr(single_source, "read_control_file", lambda path: (config, weights))
-    found = single_source.control_source(Path("a/c.safetensors"), tmp_path)
+    monkeypatch.setattr(open_source, "read_control_file", lambda path: (config, weights))
+    found = open_source.control_source(Path("a/c.safetensors"), tmp_path)
     assert json.loads((tmp_path / "controlnet" / "config.json").read_text()) == config
     index = {"_class_name": "ControlNetModel", "controlnet": ["diffusers", "ControlNetModel"]}
     path = Path("a/c.safetensors")
@@ -385,8 +383,8 @@ def test_an_autoencoder_as_a_source(
     path, weights = tmp_path / "v", {"w": 1}
     path.touch() if is_file else path.mkdir()
     part = VaePart(class_name, tmp_path / "f" / "vae", {}, weights)  # type: ignore[arg-type]
-    monkeypatch.setattr(single_source, "read_vae", stub(calls, "read", part))
-    found = single_source.vae_source(path, tmp_path / "s")
+    monkeypatch.setattr(open_source, "read_vae", stub(calls, "read", part))
+    found = open_source.vae_source(path, tmp_path / "s")
     assert calls == [("read", path, tmp_path / "s", FAMILIES[SD1].vae)]
     index = {"_class_name": class_name, "vae": ["diffusers", class_name]}
     assert (found.name, found.folder, found.index) == ("v", tmp_path / "f", index)

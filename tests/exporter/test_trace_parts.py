@@ -16,13 +16,13 @@ from onnx import TensorProto, helper
 
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter import torch_modules, trace_cache
-from sdort.exporter.casts import _dtypes
 from sdort.exporter.signatures import ComponentSpec
 from sdort.exporter.template import DATA_NAME, Template, TemplateBlob, _absent_weights, _check_nodes, _check_regions
 from sdort.exporter.torch_modules import _attend
 from sdort.exporter.trace import (
     PARAMETER,
     _check_signature,
+    _dtypes,
     _example,
     _example_sizes,
     _finish,
@@ -30,8 +30,8 @@ from sdort.exporter.trace import (
     _weightless,
 )
 from sdort.exporter.trace_cache import TraceCache
+from sdort.families.denoiser_arguments import module_arguments
 from sdort.families.graph_tensor import GraphTensor
-from sdort.families.module_arguments import module_arguments
 from sdort.families.unet import UNET
 from sdort.machine.version import __version__
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from sdort.doctor.caches import list_cache
-from sdort.files.cache_folder import checked_folder
+from sdort.files.user_folders import checked_folder
 from sdort.files.verified_cache import VerifiedCache, key_of
 from sdort.generation.requests import schedule_cache
 from sdort.onnx_io.component_file import file_identity

@@ -16,7 +16,7 @@ import sdort
 from sdort.errors import OutputError, SdortError
 from sdort.exporter import open_source
 from sdort.files import staging
-from sdort.files.cache_folder import models_folder
+from sdort.files.user_folders import models_folder
 from sdort.first_use import given_checkpoint, making
 from sdort.first_use.making_plan import Making
 from sdort.first_use.models import optimized_model

@@ -26,7 +26,7 @@ from sdort.checkpoints.configs import INDEX
 from sdort.demo import DEMO_FOLDER
 from sdort.errors import BadModelError, SdortError
 from sdort.exporter import open_source
-from sdort.files.cache_folder import models_folder
+from sdort.files.user_folders import models_folder
 from sdort.first_use import making
 from sdort.first_use.given_checkpoint import downloaded, find_checkpoint
 from sdort.first_use.making_plan import Making

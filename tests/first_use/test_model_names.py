@@ -11,7 +11,7 @@ import pytest
 import sdort
 from sdort.checkpoints.configs import INDEX
 from sdort.errors import BadModelError, UsageError
-from sdort.files.data_folder import data_folder
+from sdort.files.user_folders import data_folder
 from sdort.first_use.find_pipeline import is_checkpoint, named_path, pipeline_folder
 from sdort.first_use.model_names import path_of_name
 from sdort.providers.runtime_options import RuntimeOptions

@@ -17,14 +17,14 @@ from sdort.doctor.cache_entries import folder_bytes
 from sdort.doctor.caches import clean_cache
 from sdort.errors import BadModelError, MissingPackageError, OutputError
 from sdort.files import disk
-from sdort.files.cache_folder import models_folder
 from sdort.files.file_digest import file_digest
+from sdort.files.user_folders import models_folder
 from sdort.first_use import cache_limit as limits
 from sdort.first_use import given_checkpoint, making, models
 from sdort.first_use.cache_limit import cache_limit
 from sdort.first_use.given_checkpoint import find_checkpoint
+from sdort.first_use.making import Steps, estimate
 from sdort.first_use.making_plan import Making
-from sdort.first_use.making_steps import Steps, estimate
 from sdort.first_use.models import optimized_model, plan_model
 from sdort.machine.version import __version__
 from sdort.pipelines import model_cache, remembered_hashes

@@ -16,7 +16,7 @@ import sdort
 from sdort.checkpoints.configs import MANIFEST, write_json
 from sdort.demo import DEMO, DEMO_FOLDER
 from sdort.exporter.command import export, open_export
-from sdort.files.cache_folder import models_folder
+from sdort.files.user_folders import models_folder
 from sdort.first_use import making
 from sdort.optimizer.command import optimize, optimize_request
 from sdort.optimizer.optimize_request import OptimizeRequest

@@ -11,7 +11,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from support.small_graphs import Described, edit, feeds_for, operators, parse, run
 
 from sdort.graph.weights import Absent, Inline, Weight
-from sdort.onnx_io.expression_inverse import parameter_values
+from sdort.onnx_io.expression_factors import parameter_values
 from sdort.onnx_io.expression_json import decode, encode
 from sdort.providers import PROVIDER_NAMES
 from sdort.rewrite.apply import apply_fusion, apply_stage

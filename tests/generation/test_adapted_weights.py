@@ -24,7 +24,7 @@ from sdort.generation.denoising import adapted_weights
 from sdort.generation.denoising.adapted_weights import AdapterPlan, RunningAdapters, _merged, is_adaptable, switched
 from sdort.graph.signature import Array
 from sdort.graph.weights import Absent, Cast, Concatenated, Transposed
-from sdort.onnx_io.expression_inverse import parameter_values
+from sdort.onnx_io.expression_factors import parameter_values
 from sdort.onnx_io.expression_json import decode_origin
 from sdort.onnx_io.overridable import ReplaceableWeight
 from sdort.runtime.replaced_weights import ReplacedWeights

@@ -34,7 +34,7 @@ from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
 from sdort.verification.metrics import psnr
-from sdort.workload.residuals import all_residuals, residual_shapes
+from sdort.workload.steering_inputs import all_residuals, residual_shapes
 
 LIKE = 60
 """Decibels: fp32 sums in another order; a wrong scale, step or half of a batch costs tens of them."""

@@ -14,8 +14,7 @@ from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
 from sdort.generation.files import image_texts, infotext
-from sdort.generation.files.from_image import _fitting, _images, _of_scheduler, _taken_over
-from sdort.generation.files.image_programs import _object
+from sdort.generation.files.from_image import _fitting, _images, _object, _of_scheduler, _taken_over
 from sdort.generation.files.image_texts import _comment, _unicode, read_texts
 from sdort.generation.files.infotext import (
     Infotext,
@@ -36,12 +35,13 @@ from sdort.generation.pictures.input_image import (
     _check_tiles,
     _eight_bits,
     _from_array,
+    _is_drawn,
     _other_format,
     _told,
     on_white,
     read_image,
+    selected_by,
 )
-from sdort.generation.pictures.mask_meaning import _is_drawn, selected_by
 from sdort.samplers.scheduler_names import SAMPLERS, WITH_ETA, WITHOUT_SPACING, find_scheduler
 
 # Texts in Exif

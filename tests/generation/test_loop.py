@@ -18,7 +18,7 @@ from support import rocm_stub, tiny_pipeline
 from support.loop_models import UNET
 
 from sdort.errors import CancelledError, ParityError, UsageError
-from sdort.files.cache_folder import schedules_folder
+from sdort.files.user_folders import schedules_folder
 from sdort.generation.denoising import device_loop as loop_module
 from sdort.generation.denoising.device_loop import Loop, open_sum
 from sdort.generation.requests import schedule_cache

@@ -19,7 +19,7 @@ from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
-from sdort.workload.residuals import residual_shapes
+from sdort.workload.steering_inputs import residual_shapes
 
 CHANNELS, PER_LATENT = 8, 34
 """Channels of the first convolution, and elements that are held for each of them (docs/measurements.md)."""

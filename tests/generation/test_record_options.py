@@ -10,8 +10,7 @@ import pytest
 from PIL import Image, PngImagePlugin
 
 from sdort.errors import BadModelError, UsageError
-from sdort.generation.files.from_image import REPLAYED, DrawnWith, read_image_options
-from sdort.generation.files.image_programs import program_of
+from sdort.generation.files.from_image import REPLAYED, DrawnWith, program_of, read_image_options
 from sdort.generation.files.infotext import read_infotext
 from sdort.generation.pictures.input_image import InputImage
 from sdort.generation.requests.request import Request

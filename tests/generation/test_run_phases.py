@@ -15,7 +15,7 @@ from sdort import console
 from sdort.cli import cli
 from sdort.generation.denoising.session_groups import Opened
 from sdort.generation.requests.record import StageSeconds
-from sdort.generation.run_phases import REST, START, run_seconds
+from sdort.generation.run_summary import REST, START, run_seconds
 from sdort.machine import system
 
 

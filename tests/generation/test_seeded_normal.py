@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
-from sdort.generation.schedules.seeded_normal import SeededNormal
+from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource, SeededNormal
 from sdort.samplers.scheduler_names import CLASSES
 
 ROUNDINGS = 4e-6

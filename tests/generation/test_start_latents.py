@@ -19,9 +19,8 @@ from sdort.generation.pictures.image_sizes import scaled_size, size_from
 from sdort.generation.pictures.input_image import InputImage
 from sdort.generation.requests.canvas import make_canvas, remark_on_size
 from sdort.generation.requests.request import Request
-from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
+from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource, SeededNormal
 from sdort.generation.schedules.schedule_part import Begin, Part
-from sdort.generation.schedules.seeded_normal import SeededNormal
 from sdort.graph.signature import TensorSpec
 
 LATENT = (4, 2, 6)

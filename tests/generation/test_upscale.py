@@ -15,7 +15,7 @@ from support import upscalers
 
 from sdort.cli import cli
 from sdort.errors import BadModelError, OutputError, ParityError, UsageError
-from sdort.files.cache_folder import models_folder
+from sdort.files.user_folders import models_folder
 from sdort.generation.files.image_texts import read_texts
 from sdort.generation.files.infotext import read_infotext
 from sdort.generation.pictures import upscaled_picture

@@ -13,9 +13,9 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-import sdort.graph.half_conversion
+import sdort.graph.float16
 from sdort.errors import ProviderError
-from sdort.graph.half_conversion import MIN_SIZE, convert
+from sdort.graph.float16 import MIN_SIZE, convert
 from sdort.graph.signature import Array
 
 HALF, SINGLE = np.dtype(np.float16), np.dtype(np.float32)
@@ -24,9 +24,9 @@ HALVES = np.arange(2**16, dtype=np.uint16).view(np.float16)
 
 @pytest.fixture(autouse=True)
 def _fresh_kernels() -> Iterator[None]:
-    sdort.graph.half_conversion._kernel.cache_clear()
+    sdort.graph.float16._kernel.cache_clear()
     yield
-    sdort.graph.half_conversion._kernel.cache_clear()
+    sdort.graph.float16._kernel.cache_clear()
 
 
 def critical_values() -> Array:
@@ -67,13 +67,13 @@ def test_the_critical_values_are_what_they_should_be() -> None:
 
 def test_rounding_to_half_is_numpys() -> None:
     values = critical_values()
-    assert sdort.graph.half_conversion._kernel(SINGLE, HALF), "ONNX Runtime is installed here, but is not used"
+    assert sdort.graph.float16._kernel(SINGLE, HALF), "ONNX Runtime is installed here, but is not used"
     assert_same(convert(values, np.float16), expected(values, HALF))
-    assert_same(sdort.graph.half_conversion._numpy(values, HALF), expected(values, HALF))
+    assert_same(sdort.graph.float16._numpy(values, HALF), expected(values, HALF))
 
 
 def test_widening_of_every_half_is_exact() -> None:
-    assert sdort.graph.half_conversion._kernel(HALF, SINGLE), "ONNX Runtime is installed here, but is not used"
+    assert sdort.graph.float16._kernel(HALF, SINGLE), "ONNX Runtime is installed here, but is not used"
     assert HALVES.size >= MIN_SIZE
     assert_same(convert(HALVES, np.float32), expected(HALVES, SINGLE))
 
@@ -96,10 +96,10 @@ def test_small_arrays_do_not_wake_onnx_runtime(monkeypatch: pytest.MonkeyPatch) 
     def refuse() -> None:
         raise AssertionError("imported")
 
-    monkeypatch.setattr(sdort.graph.half_conversion, "import_onnxruntime", refuse)
+    monkeypatch.setattr(sdort.graph.float16, "import_onnxruntime", refuse)
     convert(np.ones(MIN_SIZE - 1, np.float32), np.float16)
     convert(np.ones(MIN_SIZE, np.float32), np.float64)
-    assert sdort.graph.half_conversion._kernel.cache_info().misses == 0
+    assert sdort.graph.float16._kernel.cache_info().misses == 0
 
 
 def test_many_threads_at_a_time() -> None:
@@ -109,7 +109,7 @@ def test_many_threads_at_a_time() -> None:
     assert [(len(r), float(r[0]), bool((r == r[0]).all())) for r in results] == [
         (MIN_SIZE + i, float(i), True) for i in range(64)
     ]
-    assert sdort.graph.half_conversion._kernel.cache_info().misses == 1
+    assert sdort.graph.float16._kernel.cache_info().misses == 1
 
 
 def absent() -> Any:
@@ -138,10 +138,10 @@ def wrong_shape(values: Array) -> Array:
 
 @pytest.mark.parametrize("provide", [absent, broken, hollow])
 def test_without_a_working_onnx_runtime_numpy_does_it(monkeypatch: pytest.MonkeyPatch, provide: Any) -> None:
-    monkeypatch.setattr(sdort.graph.half_conversion, "import_onnxruntime", provide)
+    monkeypatch.setattr(sdort.graph.float16, "import_onnxruntime", provide)
     values = np.linspace(-7e4, 7e4, MIN_SIZE, dtype=np.float32)
     assert_same(convert(values, np.float16), expected(values, HALF))
-    assert sdort.graph.half_conversion._kernel(SINGLE, HALF) is None
+    assert sdort.graph.float16._kernel(SINGLE, HALF) is None
 
 
 @pytest.mark.parametrize("kernel", [inexact, wrong_shape])
@@ -149,7 +149,7 @@ def test_a_kernel_that_rounds_otherwise_is_not_used(
     monkeypatch: pytest.MonkeyPatch, kernel: Callable[[Array], Array]
 ) -> None:
     session = SimpleNamespace(run=lambda _, feed: [kernel(feed["x"])])
-    monkeypatch.setattr(sdort.graph.half_conversion, "_session", lambda source, target: session)
+    monkeypatch.setattr(sdort.graph.float16, "_session", lambda source, target: session)
     values = np.linspace(-1e-5, 1e-5, MIN_SIZE, dtype=np.float32)
     assert_same(convert(values, np.float16), expected(values, HALF))
 
@@ -162,7 +162,7 @@ def test_a_right_kernel_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
         calls.append(feed["x"].size)
         return [expected(feed["x"], HALF)]
 
-    monkeypatch.setattr(sdort.graph.half_conversion, "_session", lambda source, target: SimpleNamespace(run=run))
+    monkeypatch.setattr(sdort.graph.float16, "_session", lambda source, target: SimpleNamespace(run=run))
     convert(np.ones(MIN_SIZE, np.float32), np.float16)
     assert calls[-1] == MIN_SIZE
 
@@ -172,7 +172,7 @@ def test_onnx_runtime_is_imported_only_when_it_is_used() -> None:
 import sys
 import numpy as np
 import sdort.optimizer.command, sdort.exporter.command
-from sdort.graph.half_conversion import MIN_SIZE, convert
+from sdort.graph.float16 import MIN_SIZE, convert
 assert "onnxruntime" not in sys.modules
 convert(np.ones(MIN_SIZE, np.float32), np.float16)
 assert "onnxruntime" in sys.modules

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 
-from sdort.graph.expressions import expression_key
 from sdort.graph.weights import (
     Absent,
     Cast,
@@ -20,6 +19,7 @@ from sdort.graph.weights import (
     Stored,
     Transposed,
     Weight,
+    expression_key,
 )
 
 HELD = np.ones((2, 3), np.float32)

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sdort.families.timestep_shapes import timestep_shape
+from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.vae_levels import decoder_widths, vae_factor
 from sdort.graph.element_operators import BROADCAST, UNARY, UNARY_MICROSOFT, is_unary
 from sdort.graph.signature import TensorSpec, static_size

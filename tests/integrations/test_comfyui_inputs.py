@@ -15,8 +15,8 @@ from support.ldm_files import ldm_unet
 from sdort.errors import UsageError
 from sdort.integrations.comfyui.control_residuals import residual_feeds
 from sdort.integrations.comfyui.denoiser import Denoiser
-from sdort.integrations.comfyui.original_state import empty_unet, original_names
 from sdort.integrations.comfyui.size_conditioning import split_condition
+from sdort.integrations.comfyui.unet_folder import empty_unet, original_names
 from sdort.integrations.comfyui.weight_patches import PatchedWeights
 
 SIZES = [[0.0, 1.0, 768.0, 1023.0, 8192.0, 16384.0], [1000.0, 704.0, 3.0, 16.0, 1024.0, 6.37]]

@@ -15,7 +15,7 @@ from sdort.families.component_names import CONTROLNET
 from sdort.first_use.making_plan import Making
 from sdort.generation.denoising.adapted_weights import is_adaptable
 from sdort.integrations.diffusers import assembled_pipeline, first_use
-from sdort.integrations.diffusers.pipeline_tasks import TASKS, check_task, pipeline_class
+from sdort.integrations.diffusers.assembled_pipeline import TASKS, check_task, pipeline_class
 from sdort.integrations.torch import opened_component
 from sdort.integrations.torch.control_module import GraphControlNet
 from sdort.integrations.torch.torch_place import TorchPlace, find_place

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sdort.machine.collector import rare_collections
+from sdort.machine.process_settings import rare_collections
 
 
 @pytest.fixture(autouse=True)

@@ -11,7 +11,7 @@ import pytest
 
 from sdort.graph.signature import Array
 from sdort.graph.weights import Absent, Cast, Combined, Concatenated, Inline, Reshaped, Scaled, Transposed, Weight
-from sdort.onnx_io.expression_inverse import parameter_values
+from sdort.onnx_io.expression_factors import parameter_values
 from sdort.onnx_io.expression_json import UNREADABLE, decode, decode_origin, encode, origins_json
 
 Shape = tuple[int, ...]

@@ -18,7 +18,7 @@ from sdort.operator_library import build as builds
 from sdort.operator_library import library
 from sdort.operator_library.build import BuildOptions, _check, _definitions, _stated
 from sdort.operator_library.library import CodeObject, Description, LibraryOperator, why_no_kernels
-from sdort.operator_library.standard_forms import unserved_layer_norm
+from sdort.operator_library.opening import unserved_layer_norm
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import from_proto, load_model
 from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.architecture import architecture
+from sdort.optimizer.expected import architecture
 from sdort.providers import load_target
 from sdort.runtime.placement import parse_placement
 

@@ -15,8 +15,7 @@ from sdort.errors import BadModelError, UsageError
 from sdort.families.component_names import CLIP_SKIP, IMAGE_TOKENS, PLAIN
 from sdort.lowering.component_report import ComponentReport
 from sdort.optimizer import expected
-from sdort.optimizer.architecture import architecture
-from sdort.optimizer.expected import Expectation, check_expected, config_misses, fused_forms
+from sdort.optimizer.expected import Expectation, architecture, check_expected, config_misses, fused_forms
 from sdort.passes.expand import STEP_NAME as EXPAND
 from sdort.rewrite.apply import Outcome
 

@@ -16,8 +16,7 @@ from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.architecture import architecture
-from sdort.optimizer.expected import expected_operators
+from sdort.optimizer.expected import architecture, expected_operators
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.workload.samples import Sample
 

@@ -18,8 +18,7 @@ from torch.overrides import TorchFunctionMode
 
 from sdort.errors import BadModelError
 from sdort.lowering.component_report import ComponentReport
-from sdort.optimizer.architecture import architecture
-from sdort.optimizer.expected import Expectation, expected_operators, wrong_counts
+from sdort.optimizer.expected import Expectation, architecture, expected_operators, wrong_counts
 from sdort.optimizer.summary import fused_operators
 from sdort.providers import PROVIDER_NAMES
 

@@ -19,7 +19,7 @@ from sdort.graph.model import Model
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
-from sdort.optimizer.architecture import architecture
+from sdort.optimizer.expected import architecture
 from sdort.providers import load_target
 from sdort.workload.samples import Sample
 

@@ -14,7 +14,7 @@ import sdort.onnx_io.hashing
 import sdort.pipelines.content_check
 import sdort.pipelines.remembered_hashes
 from sdort.errors import BadModelError, OutputError, ParityError
-from sdort.files.cache_folder import models_folder
+from sdort.files.user_folders import models_folder
 from sdort.files.verified_cache import key_of
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.manifest import write_listed_files

@@ -13,7 +13,7 @@ import pytest
 from sdort.checkpoints.weight_names import Kind
 from sdort.errors import BadModelError, UsageError
 from sdort.families.known_families import COMPONENTS
-from sdort.files.cache_folder import models_folder
+from sdort.files.user_folders import models_folder
 from sdort.pipelines import content_check, explain_path
 from sdort.pipelines.content_check import ContentCheck, _open_check
 from sdort.pipelines.explain_path import expect_onnx, no_diffusers_pipeline

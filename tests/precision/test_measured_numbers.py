@@ -15,7 +15,7 @@ from support.small_graphs import edit, parse
 from sdort.errors import BadModelError, ParityError, ProviderError, UsageError
 from sdort.onnx_io.save import save_model
 from sdort.passes import half
-from sdort.precision import fp32_selection, probes, ranges, trial
+from sdort.precision import fp32_selection, probes, ranges
 from sdort.precision.fp32_selection import Fp32Selector
 from sdort.precision.plan import PlanRule, _to_json
 from sdort.precision.positions import NodeKind, _levels, _reads, find_positions
@@ -329,11 +329,13 @@ def test_a_trial_converts_a_copy_and_compares_what_it_gives(
         save(model, path)
         return SimpleNamespace(overflowed=overflowed)
 
-    monkeypatch.setattr(trial, "save_model", saving)
+    monkeypatch.setattr(fp32_selection, "save_model", saving)
     editor = edit("g (float[4] x) => (float[4] y) { a = Mul (x, x)  y = Neg (a) }")
     x = np.array([300.0, 1.0, 2.0, 3.0], np.float32)
     squares = {"y": -x * x}
-    words = {keep: trial.run_trial(editor, keep, {"x": x}, squares, tmp_path) for keep in ((), ("Mul.0", "Neg.1"))}
+    words = {
+        keep: fp32_selection.run_trial(editor, keep, {"x": x}, squares, tmp_path) for keep in ((), ("Mul.0", "Neg.1"))
+    }
     assert [sorted(options["keep"]) for options in kept] == [[], ["Mul.0", "Neg.1"]]
     assert len(editor.graph.nodes) == 2
     if overflowed:

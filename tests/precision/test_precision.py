@@ -33,9 +33,9 @@ from sdort.onnx_io.load import load_model
 from sdort.optimizer.command import optimize
 from sdort.precision import cost
 from sdort.precision.cost import name_by_owner, share, timed_run
+from sdort.precision.fp32_selection import describe_result
 from sdort.precision.plan import PLAN, make_rules, read_plan, select, write_plan
 from sdort.precision.positions import find_positions, source, with_views
-from sdort.precision.trial import describe_result
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.workload.samples import Sample

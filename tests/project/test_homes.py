@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from support import homes
 
-import sdort.files.cache_folder
+import sdort.files.user_folders
 import sdort.tuning.store
 from sdort.operator_library import library
 
@@ -28,7 +28,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.parametrize(
     "place",
-    [library.libraries_folder, sdort.files.cache_folder.traces_folder, sdort.tuning.store.tuning_folder, Path.home],
+    [library.libraries_folder, sdort.files.user_folders.traces_folder, sdort.tuning.store.tuning_folder, Path.home],
 )
 def test_every_cache_is_the_tests_own(place: Callable[[], Path]) -> None:
     assert not [home for home in homes.users_homes() if place().resolve().is_relative_to(home)]

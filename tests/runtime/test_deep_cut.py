@@ -23,8 +23,8 @@ from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
 from sdort.runtime.step.deep_cut import check_depth, cut_deep, hidden_states
-from sdort.workload.residuals import MID
 from sdort.workload.samples import Sample, declared_inputs, make_inputs
+from sdort.workload.steering_inputs import MID
 
 LATENT = (2, 4, 8, 12)
 

@@ -20,7 +20,7 @@ from support import runtime_copies
 
 from sdort import console
 from sdort.errors import BadModelError, ProviderError, UsageError
-from sdort.families.timestep_shapes import timestep_shape
+from sdort.families.denoiser_arguments import timestep_shape
 from sdort.generation.files.image_files import output_paths
 from sdort.generation.pictures.images import constant_problem, to_image
 from sdort.generation.schedules.schedulers import load_scheduler

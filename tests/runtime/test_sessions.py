@@ -22,9 +22,8 @@ from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import opener, placement, session, tuning_results
-from sdort.runtime.opener import create_session
+from sdort.runtime.opener import create_session, stop_all
 from sdort.runtime.session import Session, SessionPlace, memory_of, open_again, open_or_fall_back, prepare_session
-from sdort.runtime.stopping import stop_all
 from sdort.tuning.session_hooks import SessionTuning
 
 PLAIN = RuntimeOptions("cpu")

@@ -16,8 +16,8 @@ from sdort.pipelines.manifest import changed_files, write_listed_files
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import FUSION, OTHER, BisectionFinding, of_other_models
 from sdort.verification.command_line import VerifyOptions
+from sdort.verification.outcome import remedy
 from sdort.verification.pipeline_comparison import verify_pipeline
-from sdort.verification.remedy import remedy
 
 COMPONENT = "text_encoder"
 

@@ -34,10 +34,8 @@ from sdort.verification.image_comparison import (
     summarize_images,
 )
 from sdort.verification.limits import PIXEL, PSNR, SSIM, Tolerance
-from sdort.verification.outcome import Provenance, Verification
+from sdort.verification.outcome import Provenance, Verification, remedy
 from sdort.verification.references import compute_reference
-from sdort.verification.remedy import remedy
-from sdort.verification.report.semantic_text import kind_cells, miss_line, semantic_lines
 from sdort.verification.report.shares import of_the_limit, percent
 from sdort.verification.report.text import (
     compared_line,
@@ -45,9 +43,12 @@ from sdort.verification.report.text import (
     finding_lines,
     image_numbers,
     images_lines,
+    kind_cells,
+    miss_line,
     notes,
+    semantic_lines,
+    timestep_errors,
 )
-from sdort.verification.report.timesteps import timestep_errors
 from sdort.verification.semantic import Miss, SemanticScore
 from sdort.workload.cases import Case
 from sdort.workload.judgement import Errors, pair_outputs

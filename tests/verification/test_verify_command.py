@@ -42,8 +42,7 @@ from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.verification.report.difference import MOST_GAIN, difference_map, shared_gain
 from sdort.verification.report.shares import percent
-from sdort.verification.report.text import notes, tables
-from sdort.verification.report.timesteps import timestep_errors
+from sdort.verification.report.text import notes, tables, timestep_errors
 from sdort.verification.report.verification_page import verification_page
 
 FEW = ("--provider", "cpu", "--custom-ops", "off", "--steps", "3", "--seeds", "1")

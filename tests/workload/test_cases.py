@@ -12,18 +12,6 @@ import pytest
 from sdort.errors import BadModelError, UsageError
 from sdort.graph.signature import TensorSpec
 from sdort.workload.cases import Case, cases, feed_shapes, further_cases, generation_cases, make_feeds
-from sdort.workload.image_inputs import count_images, image_inputs, is_image_input, is_image_scale
-from sdort.workload.residuals import (
-    all_residuals,
-    is_residual,
-    named_sizes,
-    residual_inputs,
-    residual_shapes,
-    shape_at,
-    steering_inputs,
-    unsteered,
-    zero_residuals,
-)
 from sdort.workload.samples import (
     Input,
     RandomNumbers,
@@ -33,6 +21,21 @@ from sdort.workload.samples import (
     follows,
     make_inputs,
     sample_sizes,
+)
+from sdort.workload.steering_inputs import (
+    all_residuals,
+    count_images,
+    image_inputs,
+    is_image_input,
+    is_image_scale,
+    is_residual,
+    named_sizes,
+    residual_inputs,
+    residual_shapes,
+    shape_at,
+    steering_inputs,
+    unsteered,
+    zero_residuals,
 )
 
 F, I = np.dtype(np.float32), np.dtype(np.int64)  # noqa: E741

@@ -14,7 +14,6 @@ from sdort.benchmark import row_table as tables
 from sdort.benchmark.ablation import Ablation
 from sdort.benchmark.bench_options import BenchOptions
 from sdort.benchmark.conclusion import capitalized, conclusion, headline, outputs
-from sdort.benchmark.failed_rows import failures
 from sdort.benchmark.labels import bar_label
 from sdort.benchmark.measure import ImagePair, Measurement
 from sdort.benchmark.noise import noise_warning
@@ -24,7 +23,7 @@ from sdort.benchmark.report.roofline_plot import roofline
 from sdort.benchmark.report.theme import NARROW, footnote, plain_drawing
 from sdort.benchmark.roofline import measure_rooflines
 from sdort.benchmark.row_table import caption
-from sdort.benchmark.rows import Row
+from sdort.benchmark.rows import Row, failures
 from sdort.console import say
 from sdort.errors import OutputError
 from sdort.files.staging import staged_output

@@ -21,8 +21,7 @@ import numpy as np
 
 from sdort.adapters.adapted_weight import adapted
 from sdort.adapters.adapter_choice import AdapterChoice
-from sdort.adapters.adapter_file import Adapter, read_adapter
-from sdort.adapters.messages import remark
+from sdort.adapters.adapter_file import Adapter, read_adapter, remark
 from sdort.adapters.weight_deltas import Difference
 from sdort.console import progress, warn
 from sdort.errors import ParityError
@@ -33,8 +32,7 @@ from sdort.graph.overflow import is_finite
 from sdort.graph.signature import Array, Factors
 from sdort.graph.weights import Inline, Weight
 from sdort.machine.blas_threads import one_blas_thread
-from sdort.onnx_io.expression_factors import added_factors
-from sdort.onnx_io.expression_inverse import parameter_values
+from sdort.onnx_io.expression_factors import added_factors, parameter_values
 from sdort.onnx_io.expression_json import UNREADABLE, decode, decode_origin
 from sdort.onnx_io.overridable import ReplaceableWeight, bad_origin
 from sdort.pipelines.folder import PipelineFolder

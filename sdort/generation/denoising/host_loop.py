@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from sdort.errors import ParityError
+from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.known_families import roles_of
-from sdort.families.timestep_shapes import timestep_shape
 from sdort.generation.latents.preview import BatchPreviews
 from sdort.generation.latents.start_latents import BatchStart
 from sdort.generation.requests.deep_cache import whole_calls
@@ -26,7 +26,7 @@ from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.session import Session
 from sdort.runtime.step.bound_unet import batch_slices, repeated
 from sdort.runtime.step.step_conditions import StepConditions
-from sdort.workload.residuals import zero_residuals
+from sdort.workload.steering_inputs import zero_residuals
 
 if TYPE_CHECKING:
     from sdort.generation.denoising.running_controls import Controls

@@ -21,7 +21,7 @@ from sdort.generation.requests.record import IpAdapterRecord
 from sdort.graph.signature import Array, TensorSpec
 from sdort.pipelines.conditioning import Conditioning
 from sdort.pipelines.folder import PipelineFolder
-from sdort.workload.image_inputs import count_images, image_inputs
+from sdort.workload.steering_inputs import count_images, image_inputs
 
 LONGEST = 256
 """The most times that an image is as long as it is wide: resized, it has 12.8 million pixels at 224."""

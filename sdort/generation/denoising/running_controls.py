@@ -18,8 +18,8 @@ import numpy as np
 
 from sdort.console import say
 from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
+from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.known_families import roles_of
-from sdort.families.timestep_shapes import timestep_shape
 from sdort.generation.denoising.session_groups import Openings
 from sdort.generation.pictures.resampling import shares
 from sdort.generation.requests.control_choice import Control
@@ -42,7 +42,7 @@ from sdort.runtime.step.prepared_inputs import (
     step_inputs,
     timed_rows,
 )
-from sdort.workload.residuals import IMAGE, SCALES, residual_inputs
+from sdort.workload.steering_inputs import IMAGE, SCALES, residual_inputs
 
 SMALLEST_GUESS = -1.0
 """In guess mode a ControlNet's outputs have factors from 10^-1 at its first output to 1 at its last one

@@ -17,7 +17,7 @@ from sdort.graph.signature import TensorSpec
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import find_components
 from sdort.pipelines.folder import PipelineFolder
-from sdort.workload.residuals import IMAGE, SCALES, named_sizes, residual_inputs, shape_at
+from sdort.workload.steering_inputs import IMAGE, SCALES, named_sizes, residual_inputs, shape_at
 
 Shape = tuple[int, ...]
 

@@ -34,8 +34,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.step.deep_cut import DEPTH
 from sdort.samplers.sampler import Sampler
 from sdort.samplers.scheduler_names import SPACINGS
-from sdort.workload.image_inputs import image_inputs
-from sdort.workload.residuals import all_residuals
+from sdort.workload.steering_inputs import all_residuals, image_inputs
 
 MAX_PROMPT = 1 << 17
 """Characters of a prompt, as many as Linux takes for one argument; every PNG keeps all of it."""

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 
-from sdort.files.cache_folder import schedules_folder
 from sdort.files.json_text import parse_json
 from sdort.files.package_sources import PackageSources, package_folder, process_start_ns, read_sources
+from sdort.files.user_folders import schedules_folder
 from sdort.files.verified_cache import VerifiedCache
 from sdort.generation.requests.request import Request, sampler_of
 from sdort.generation.schedules.recurrence import MAX_STEPS, Recurrence, find_recurrence

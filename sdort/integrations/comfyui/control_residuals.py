@@ -29,7 +29,7 @@ def residual_feeds(
 
     Args:
         control: as ComfyUI's UNet gets it; it is left as it is.
-        inputs: :func:`sdort.workload.residuals.residual_inputs` of the graph.
+        inputs: :func:`sdort.workload.steering_inputs.residual_inputs` of the graph.
         config: the UNet's.
 
     Raises:

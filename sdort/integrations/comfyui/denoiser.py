@@ -13,7 +13,7 @@ from sdort.integrations.comfyui.control_residuals import Residuals, residual_fee
 from sdort.integrations.comfyui.size_conditioning import WIDTH, split_condition
 from sdort.integrations.comfyui.weight_patches import PatchedWeights, Patches
 from sdort.integrations.torch.tensor_session import TensorSession
-from sdort.workload.residuals import residual_inputs
+from sdort.workload.steering_inputs import residual_inputs
 
 _CHANGES = {
     "patches": "patches inside of the UNet (of attention, of blocks)",

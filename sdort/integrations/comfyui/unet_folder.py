@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -9,14 +10,14 @@ from typing import Any
 
 import torch
 
-from sdort.console import warn
+from sdort.checkpoints.ldm_names import original_unet_names
+from sdort.console import quiet_libraries, warn
 from sdort.errors import BadModelError
 from sdort.families.family import ComfyUI
 from sdort.families.known_families import FAMILIES
 from sdort.families.unet import UNET
 from sdort.graph.signature import static_size
 from sdort.integrations.comfyui.denoiser import Denoiser
-from sdort.integrations.comfyui.original_state import empty_unet, original_names
 from sdort.integrations.comfyui.weight_patches import PatchedWeights
 from sdort.integrations.torch.opened_component import open_components
 from sdort.integrations.torch.tensor_session import TensorSession
@@ -26,6 +27,37 @@ from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 from sdort.providers.session_settings import can_tune
 from sdort.runtime.probe import choose_provider
 from sdort.warmup.command import warm
+
+
+def empty_unet(config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    """A UNet's parameters by diffusers' names, on the ``meta`` device, which holds no values.
+
+    Args:
+        config: the UNet's.
+    """
+    from diffusers import UNet2DConditionModel
+
+    with quiet_libraries(), torch.device("meta"):
+        parameters: dict[str, torch.Tensor] = dict(UNet2DConditionModel.from_config(dict(config)).state_dict())
+    return parameters
+
+
+def original_names(parameters: Mapping[str, Any], config: Mapping[str, Any]) -> dict[str, str]:
+    """Original names of a UNet's parameters -> diffusers'.
+
+    Args:
+        parameters: by diffusers' names.
+        config: the UNet's.
+    """
+    layers = int(config["layers_per_block"])
+    return {_original(name, parameters, layers): name for name in parameters}
+
+
+def _original(name: str, parameters: Mapping[str, Any], layers: int) -> str:
+    # An upsampler's place depends on whether its level has attentions: the first name is that behind one.
+    behind, *beside = original_unet_names(name, layers)
+    level = name.partition(".upsamplers.")[0]
+    return beside[0] if beside and f"{level}.attentions.0.proj_in.weight" not in parameters else behind
 
 
 def load_denoiser(path: str | Path, provider: str = "auto") -> Denoiser:

@@ -10,8 +10,8 @@ import torch
 from torch.autograd.forward_ad import unpack_dual
 
 from sdort.errors import UsageError
+from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.known_families import roles_of
-from sdort.families.timestep_shapes import timestep_shape
 from sdort.graph.signature import TensorSpec, cast_feeds
 from sdort.integrations.torch.prompt_cache import MadeOfPrompt, PromptCache
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, torch_dtype
@@ -19,8 +19,7 @@ from sdort.integrations.torch.timestep_cache import TimestepCache
 from sdort.integrations.torch.torch_place import TorchPlace
 from sdort.runtime.session import Session
 from sdort.runtime.step.preparation import Part, Preparation
-from sdort.workload.image_inputs import image_inputs
-from sdort.workload.residuals import IMAGE, all_residuals, named_sizes, residual_shapes, shape_at
+from sdort.workload.steering_inputs import IMAGE, all_residuals, image_inputs, named_sizes, residual_shapes, shape_at
 
 
 class TensorSession:

@@ -31,7 +31,7 @@ from sdort.integrations.torch.tensor_session import TensorSession
 from sdort.integrations.torch.unet_adapters import AdapterMethods, UnetAdapters
 from sdort.onnx_io.component_file import read_component
 from sdort.providers.runtime_options import LoadOptions
-from sdort.workload.residuals import residual_inputs
+from sdort.workload.steering_inputs import residual_inputs
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack

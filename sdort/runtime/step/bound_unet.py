@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import UsageError
+from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.known_families import roles_of
-from sdort.families.timestep_shapes import timestep_shape
 from sdort.graph.signature import Array, HasInputs, static_size
 from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.session import UNRECORDED, Session
@@ -26,7 +26,7 @@ from sdort.runtime.step.prepared_inputs import (
     timed_rows,
 )
 from sdort.runtime.step.step_conditions import StepConditions
-from sdort.workload.residuals import zero_residuals
+from sdort.workload.steering_inputs import zero_residuals
 
 InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Conditioning inputs by name, each with the shape of one sample."""

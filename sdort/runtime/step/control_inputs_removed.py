@@ -14,8 +14,7 @@ import onnx
 
 from sdort.console import detail
 from sdort.graph.domains import MICROSOFT
-from sdort.workload.image_inputs import is_image_input, is_image_scale
-from sdort.workload.residuals import is_residual
+from sdort.workload.steering_inputs import is_image_input, is_image_scale, is_residual
 
 _MOVING = frozenset({"Cast", "Identity", "Reshape", "Transpose", "Unsqueeze"})
 """Operators that zeros pass through, as their first input."""

@@ -23,7 +23,7 @@ from sdort.families.known_families import roles_of
 from sdort.graph.domains import OWN_DOMAIN
 from sdort.onnx_io.branches import outer_names
 from sdort.runtime.step.step_split import Parts, constants_of, graph_inputs, tensor_types
-from sdort.workload.residuals import is_residual
+from sdort.workload.steering_inputs import is_residual
 
 DEPTH = 2
 """Skip connections that the shallow graph has where nobody says how many, counted from the output: DeepCache's own

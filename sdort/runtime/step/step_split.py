@@ -21,7 +21,7 @@ from sdort.graph.signature import TensorSpec
 from sdort.onnx_io.branches import outer_names
 from sdort.onnx_io.component_file import declared_inputs
 from sdort.runtime.step.rowwise import Rows, free_rows, same_rows
-from sdort.workload.residuals import is_residual
+from sdort.workload.steering_inputs import is_residual
 
 _FLOATS = frozenset({TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16})
 """Types of what is prepared: integers are shapes, which a provider wants in the host's memory."""

@@ -4,16 +4,110 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from sdort import console
 from sdort.tables import Table
-from sdort.verification.component_summary import Summary, worst_summaries
+from sdort.verification.component_comparison import Comparison
+from sdort.verification.component_summary import Summary, summarize_comparisons, worst_summaries
 from sdort.verification.image_comparison import ImageComparison
 from sdort.verification.limits import ENOUGH
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
-from sdort.verification.report.semantic_text import semantic_lines
 from sdort.verification.report.shares import percent
-from sdort.verification.report.timesteps import timestep_table
+from sdort.verification.semantic import Counts, Miss, SemanticScore
+
+MOST_LINES = 8
+"""Wrong images that the terminal lists."""
+KIND_HEADS = ("right in", "candidate", "original", "wanted", "")
+
+
+def semantic_lines(score: SemanticScore) -> list[str]:
+    """Right images out of those judged, then each wrong one."""
+    verdict = PASSED if score.passed else FAILED
+    parts = [f"semantic score: {_counted(score.counts)} (wanted: {score.wanted}): {verdict}"]
+    if score.original is not None:
+        parts.append(f"semantic score of the original: {_counted(score.original)}")
+    originals = [miss.original_right for miss in score.misses if miss.original_right is not None]
+    if originals:
+        parts.append(f"semantic score: {len(originals)} wrong, {originals.count(False)} of them by the original too")
+    parts += [miss_line(miss) for miss in score.misses[:MOST_LINES]]
+    left = len(score.misses) - MOST_LINES
+    return [*parts, *([f"and {left} more wrong images; --json and --report have all"] if left > 0 else [])]
+
+
+def _counted(counts: Counts) -> str:
+    return ", ".join(f"{kind} {right} of {judged}" for kind, (right, judged) in counts.items() if judged)
+
+
+def miss_line(miss: Miss) -> str:
+    """A wrong image: its prompt, and what it shows."""
+    description = f"{', '.join(miss.wrong)} wrong, seed {miss.seed}: {miss.prompt!r} shows {miss.seen}"
+    return description if miss.original is None else f"{description}; {original_words(miss)}"
+
+
+def original_words(miss: Miss) -> str:
+    """The original's image of the same noise, in words."""
+    return f"the original, {'right' if miss.original_right else 'wrong too'}, {miss.original}"
+
+
+def kind_cells(score: SemanticScore) -> list[tuple[str, ...]]:
+    """Rows under :data:`KIND_HEADS`; only the first two kinds have a bar."""
+    rows = []
+    for kind, (right, judged) in score.counts.items():
+        original = "not run" if score.original is None else _of(score.original[kind])
+        bar = score.bars.get(kind)
+        verdict = "" if bar is None else PASSED if right >= bar * judged else FAILED
+        rows.append((kind, _of((right, judged)), original, "" if bar is None else f"{100 * bar:.0f} %", verdict))
+    return [row for row, (_, judged) in zip(rows, score.counts.values(), strict=True) if judged]
+
+
+def _of(counted: tuple[int, int]) -> str:
+    return f"{counted[0]} of {counted[1]}"
+
+
+TIMESTEP_HEADS = ("component", "against", "timestep", "max/std", "mean/std", "of limit", "verdict")
+
+
+@dataclass(frozen=True)
+class TimestepError:
+    """A component against one reference at one timestep of the run, over all prompts."""
+
+    timestep: float
+    summary: Summary
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """A row under :data:`TIMESTEP_HEADS`; no numbers where the outputs could not be compared."""
+        summary, errors = self.summary, self.summary.largest
+        numbers = (f"{errors.largest_share:.1e}", f"{errors.mean_share:.1e}") if errors else ("", "")
+        verdict = PASSED if summary.passed else FAILED
+        share = percent(summary.worst.share)
+        return (summary.component, summary.against, f"{self.timestep:g}", *numbers, share, verdict)
+
+
+def timestep_errors(comparisons: Sequence[Comparison]) -> list[TimestepError]:
+    """One for each component that was recorded along a run, each reference and each timestep, in the run's order."""
+    by_timestep: dict[float, list[Comparison]] = {}
+    for comparison in comparisons:
+        if comparison.timestep is not None:
+            by_timestep.setdefault(comparison.timestep, []).append(comparison)
+    errors = [
+        TimestepError(timestep, summary)
+        for timestep, group in sorted(by_timestep.items(), reverse=True)
+        for summary in summarize_comparisons(group)
+    ]
+    return sorted(errors, key=lambda error: (error.summary.component, error.summary.against))
+
+
+def timestep_table(comparisons: Sequence[Comparison]) -> Table:
+    """The same for the terminal."""
+    numbers = TIMESTEP_HEADS[2:-1]
+    table = Table("Errors by timestep", [f">{head}" if head in numbers else head for head in TIMESTEP_HEADS])
+    for error in timestep_errors(comparisons):
+        table.add_row(*error.cells)
+    return table
+
 
 MOST_LETTERS = 52
 """Letters of a prompt that the terminal's table shows without ``-v``."""

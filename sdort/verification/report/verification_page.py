@@ -13,9 +13,18 @@ from sdort.verification.limits import Reason
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.report.difference import shared_gain
 from sdort.verification.report.html import Cell, Share, Table, date_text, render, section
-from sdort.verification.report.semantic_text import KIND_HEADS, kind_cells, original_words
-from sdort.verification.report.text import error_numbers, image_numbers, image_verdict, notes, verdict_of
-from sdort.verification.report.timesteps import TIMESTEP_HEADS, timestep_errors
+from sdort.verification.report.text import (
+    KIND_HEADS,
+    TIMESTEP_HEADS,
+    error_numbers,
+    image_numbers,
+    image_verdict,
+    kind_cells,
+    notes,
+    original_words,
+    timestep_errors,
+    verdict_of,
+)
 from sdort.verification.semantic import SemanticScore
 
 _VERDICTS = (PASSED, FAILED, DIFFERS)

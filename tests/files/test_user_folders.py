@@ -10,7 +10,7 @@ import pytest
 from safetensors.numpy import save
 
 from sdort.errors import BadModelError
-from sdort.files import cache_folder as folders
+from sdort.files import user_folders
 from sdort.files.file_digest import file_digest
 
 
@@ -23,22 +23,22 @@ from sdort.files.file_digest import file_digest
     ],
 )
 def test_the_caches_are_where_the_environment_says(environ: dict[str, str], place: str) -> None:
-    assert folders.cache_folder(environ) == Path(place)
+    assert user_folders.cache_folder(environ) == Path(place)
 
 
 def test_without_a_home_it_is_the_accounts(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert folders.cache_folder({}) == Path(os.path.expanduser("~"), ".cache", "sdort")
+    assert user_folders.cache_folder({}) == Path(os.path.expanduser("~"), ".cache", "sdort")
     monkeypatch.setenv("HOME", "/home/b")
-    assert folders.cache_folder({"HOME": "~"}) == Path("/home/b/.cache/sdort")
+    assert user_folders.cache_folder({"HOME": "~"}) == Path("/home/b/.cache/sdort")
 
 
 def test_every_cache_has_a_folder_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", "/cache")
     found = {
-        "traces": folders.traces_folder(),
-        "schedules": folders.schedules_folder(),
-        "checked": folders.checked_folder(),
-        "models": folders.models_folder(),
+        "traces": user_folders.traces_folder(),
+        "schedules": user_folders.schedules_folder(),
+        "checked": user_folders.checked_folder(),
+        "models": user_folders.models_folder(),
     }
     assert found == {name: Path("/cache/sdort", name) for name in found}
 

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from sdort.machine.variables import variables
+from sdort.machine.process_settings import variables
 
 SET, UNSET = "SDORT_TEST_SET", "SDORT_TEST_UNSET"
 

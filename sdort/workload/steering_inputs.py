@@ -1,4 +1,4 @@
-"""A UNet's inputs for the outputs of ControlNets and T2I-Adapters, and a ControlNet's own: their names and sizes."""
+"""A UNet's inputs for what steers it by images: IP-Adapters, and the outputs of ControlNets and T2I-Adapters."""
 
 from __future__ import annotations
 
@@ -8,12 +8,32 @@ from typing import Any
 import numpy as np
 
 from sdort.errors import BadModelError
-from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
+from sdort.families.component_names import CONTROLNET, IMAGE_SCALE, IMAGE_TOKENS, T2I_ADAPTER
 from sdort.families.known_families import roles_of
 from sdort.families.unet import UNET
 from sdort.graph.signature import Array, TensorSpec
 from sdort.rewrite.size_names import size_at
-from sdort.workload.image_inputs import is_image_input
+
+
+def is_image_scale(name: str) -> bool:
+    """Whether an input says how much an image counts."""
+    return name.startswith(f"{IMAGE_SCALE}.")
+
+
+def is_image_input(name: str) -> bool:
+    """Whether an input is for an image."""
+    return name.startswith((f"{IMAGE_TOKENS}.", f"{IMAGE_SCALE}."))
+
+
+def image_inputs(names: Iterable[str]) -> list[str]:
+    """The names that are those of inputs for images."""
+    return [name for name in names if is_image_input(name)]
+
+
+def count_images(names: Iterable[str]) -> int:
+    """The number of images that a UNet with inputs of these names takes."""
+    return sum(name.startswith(f"{IMAGE_TOKENS}.") for name in names)
+
 
 DOWN, MID, INTRABLOCK = (
     "down_block_additional_residuals",
