@@ -44,6 +44,12 @@ TABLES = (
         ("ExecutionKeywords",),
     ),
     Table(
+        "sdort.exporter.export_options",
+        "ExportOptions",
+        "Options of :func:`sdort.export` and :func:`sdort.plan_export`, all optional.",
+        ("ExportedOptions",),
+    ),
+    Table(
         "sdort.optimizer.optimize_options",
         "PlanKeywords",
         "Options of :func:`sdort.plan_optimize`, all optional.",

@@ -18,7 +18,8 @@ from sdort.demo import DEMO_NAMES
 from sdort.errors import UsageError
 from sdort.exporter.adaptation import Adaptation, adapt
 from sdort.exporter.bind import bind
-from sdort.exporter.export_options import ExportOptions, ExportRequest, StaticSize, check_options
+from sdort.exporter.export_options import ExportOptions, StaticSize
+from sdort.exporter.export_request import ExportRequest, check_options
 from sdort.exporter.export_size import plan_space, weight_elements
 from sdort.exporter.manifest import (
     ExportedComponent,
@@ -128,7 +129,7 @@ def plan_export(
     """
     request = check_options(options)
     check_output(Path(out), overwrite, _reads(str(model), request), why_foreign=why_foreign)
-    cache = TraceCache(request.cache_dir, keeps=False)
+    cache = TraceCache(request.traces, keeps=False)
     with _described(str(model), request, cache, downloads=False) as opened:
         return opened.space(Path(out))
 
@@ -168,7 +169,7 @@ def _components(source: Source, request: ExportRequest, cache: TraceCache) -> li
 
 def _export(model: str, out: Path, request: ExportRequest, overwrite: bool, signer: Signer | None) -> ExportReport:
     start = time.perf_counter()
-    cache = TraceCache(request.cache_dir)
+    cache = TraceCache(request.traces)
     with (
         # First, so that an existing OUT is an error before a long download.
         staged_directory(out, overwrite, _reads(model, request), why_foreign=why_foreign) as stage,
@@ -279,7 +280,7 @@ def open_export(model: str | Path, **options: Unpack[ExportOptions]) -> Iterator
         SdortError: as :func:`export`.
     """
     request = check_options(options)
-    with _described(str(model), request, TraceCache(request.cache_dir)) as opened:
+    with _described(str(model), request, TraceCache(request.traces)) as opened:
         yield opened
 
 
@@ -309,7 +310,7 @@ def _tell_growth(name: str, components: list[ComponentSpec], adaptation: Adaptat
 def _adapted(source: Source, components: list[ComponentSpec], request: ExportRequest) -> Adaptation:
     tensors = _read_tensors(source, components, request)
     check_copied(source)
-    return adapt(tensors, request.adapters, request.embeddings, source.part)
+    return adapt(tensors, request.lora, request.embedding, source.part)
 
 
 def _read_tensors(

@@ -172,7 +172,6 @@ UPSCALE_SCALE = Range("scale", 0.1, 32.0, "it is how many times as high and wide
 QUALITY = Range("quality", 1, 100, "100 is the best that JPEG and WebP have")
 NUM_IMAGES = Range("num_images", 1, 10_000, "all images of a run are numbered and kept until its end")
 BATCH_SIZE = Range("batch_size", 1, 1024, "larger batches gain no speed")
-OPSET = Range("opset", 18, 25, "older ones lack operators, newer ones are unknown to ONNX Runtime")
 STATIC_BATCH = Range("static", 1, 1024, "larger batches gain no speed")
 STATIC_SIDE = Range("static", 1, 16384, _LARGEST)
 DEVICE_ID = Range("device_id", 0, 1023, "it is the number of a GPU of this machine")

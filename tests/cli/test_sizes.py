@@ -13,7 +13,8 @@ from sdort.cli import cli
 from sdort.cli.number_types import Size, SizeList
 from sdort.cli.options import complete_schedulers
 from sdort.errors import UsageError
-from sdort.exporter.export_options import StaticSize, check_options
+from sdort.exporter.export_options import StaticSize
+from sdort.exporter.export_request import check_options
 from sdort.generation.job import plan_jobs
 from sdort.options.number_ranges import parse_size, size_words
 from sdort.samplers.scheduler_names import SAMPLERS, find_scheduler

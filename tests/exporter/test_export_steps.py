@@ -21,7 +21,8 @@ from sdort.errors import BadModelError, UsageError
 from sdort.exporter import baked_adapters, command, manifest
 from sdort.exporter.baked_adapters import AppliedAdapter, apply_adapters
 from sdort.exporter.command import _export_component, _read_tensors, _reads
-from sdort.exporter.export_options import StaticSize, check_options
+from sdort.exporter.export_options import StaticSize
+from sdort.exporter.export_request import check_options
 from sdort.exporter.ip_adapters import IpAdapterFiles, _refuse_refiner, add_ip_adapters
 from sdort.exporter.manifest import ExportedComponent, ExportReport, write_manifest
 from sdort.exporter.new_words import AddedWord

@@ -10,7 +10,8 @@ from support import published_configs as published
 
 from sdort.errors import BadModelError, UsageError
 from sdort.exporter.component_configs import normalise
-from sdort.exporter.export_options import DEFAULT_OPSET, StaticSize, check_options
+from sdort.exporter.export_options import DEFAULT_OPSET, StaticSize
+from sdort.exporter.export_request import check_options
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, ComponentSpec, at_size, describe_component
 from sdort.families.graph_tensor import GraphTensor
 
@@ -316,7 +317,7 @@ def test_options_and_their_defaults() -> None:
     plain = check_options({})
     assert plain.opset == DEFAULT_OPSET == 23
     assert not any((plain.components, plain.static, plain.control, plain.variant, plain.allow_pickle))
-    assert not any((plain.adapters, plain.embeddings, plain.ip_adapters.adapters, plain.ip_adapters.encoder))
+    assert not any((plain.lora, plain.embedding, plain.ip_adapters.adapters, plain.ip_adapters.encoder))
     found = check_options(
         {
             "components": ["unet"], "opset": 20, "static": "1x64x96", "control": True, "ip_adapter": ["a", "b"],
@@ -327,9 +328,9 @@ def test_options_and_their_defaults() -> None:
     )  # fmt: skip
     replaced = found.replaced
     assert (found.components, found.opset, found.static) == (["unet"], 20, StaticSize(1, 64, 96))
-    assert (found.control, found.variant, found.allow_pickle, found.cache_dir) == (True, "fp16", True, Path("h"))
+    assert (found.control, found.variant, found.allow_pickle, found.traces) == (True, "fp16", True, Path("h"))
     assert (replaced.config, replaced.vae, replaced.scheduler) == (Path("d"), Path("e"), "euler")
     assert (replaced.prediction_type, replaced.ema) == ("sample", True)
-    assert [(choice.path, choice.scale) for choice in found.adapters] == [(Path("f.safetensors"), 0.5)]
-    assert [(choice.path, choice.word) for choice in found.embeddings] == [(Path("g.safetensors"), "word")]
+    assert [(choice.path, choice.scale) for choice in found.lora] == [(Path("f.safetensors"), 0.5)]
+    assert [(choice.path, choice.word) for choice in found.embedding] == [(Path("g.safetensors"), "word")]
     assert (found.ip_adapters.adapters, found.ip_adapters.encoder) == ((Path("a"), Path("b")), Path("c"))

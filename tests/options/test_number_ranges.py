@@ -11,6 +11,7 @@ import pytest
 
 from sdort.benchmark.bench_options import BenchOptions, BenchResults
 from sdort.errors import UsageError
+from sdort.exporter.export_options import ExportedOptions
 from sdort.generation.requests.typed_options import GENERATION
 from sdort.options import number_ranges
 from sdort.options.declared_options import ranges_of
@@ -74,7 +75,7 @@ NAMES |= dict.fromkeys(("CONTROL_SCALE", "CONTROL_START", "CONTROL_END"), "contr
 NAMES |= {"UPSCALE_TILE": "tile", "UPSCALE_SCALE": "scale"}
 NAMES |= {**dict.fromkeys(("STATIC_BATCH", "STATIC_SIDE"), "static"), "IP_ADAPTER_SCALE": "ip_adapter_image"}
 
-DECLARED = (*GENERATION, BenchOptions, BenchResults, ComparisonOptions, SemanticOptions, WarmupOptions)
+DECLARED = (*GENERATION, BenchOptions, BenchResults, ComparisonOptions, SemanticOptions, WarmupOptions, ExportedOptions)
 
 LIMITS: dict[str, Range[Any]] = {name: value for name, value in vars(number_ranges).items() if isinstance(value, Range)}
 LIMITS |= {name.upper(): limits for name, limits in ranges_of(*DECLARED).items()}
