@@ -88,6 +88,12 @@ TABLES = (
         bases=("GenerationOptions", "LoadOptions"),
     ),
     Table(
+        "sdort.generation.upscale_options",
+        "UpscaleKeywords",
+        "Options of :func:`sdort.upscale`, all optional.",
+        ("UpscaleOptions",),
+    ),
+    Table(
         "sdort.verification.verify_options",
         "VerifyKeywords",
         "Options of :func:`sdort.verify`, all optional.",

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.number_types import NumberList, Whole
-from sdort.cli.options import sizes_option
+from sdort.cli.from_options import options_of
+from sdort.cli.number_types import Whole
 from sdort.options.number_ranges import DEVICE_ID
 from sdort.providers import AUTO, CPU, PROVIDERS
+from sdort.workload.size_options import SizeOptions
 
 if TYPE_CHECKING:
     from sdort.operator_library.build import Build
@@ -130,8 +131,7 @@ def _operators(library: Description) -> Table:
     default="auto",
     help="Execution provider.",
 )
-@sizes_option
-@click.option("--batch-size", "batch_sizes", type=NumberList(), default="1", help="Batch sizes.")
+@options_of(SizeOptions)
 @click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Which GPU.")
 @click.option("--show", "show_only", is_flag=True, help="Show only what was tuned before.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")

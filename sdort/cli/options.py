@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from sdort.cli.number_types import SizeList
 from sdort.samplers.scheduler_names import CLASSES, SAMPLERS, leveled_names
 
 if TYPE_CHECKING:
@@ -34,22 +33,6 @@ def complete_schedulers(ctx: click.Context, option: click.Parameter, incomplete:
 def complete_files(ctx: click.Context, option: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Files, for the shell's completion of options that take a file and something behind it."""
     return [CompletionItem(incomplete, type="file")]
-
-
-sizes_option = click.option(
-    "--size",
-    "sizes",
-    type=SizeList(),
-    metavar="WxH,...",
-    show_default="the model's own",
-    help="Image sizes in pixels: the width first.",
-)
-
-placement_option = click.option(
-    "--placement",
-    is_flag=True,
-    help="Show which operators run on which execution provider, and how long.",
-)
 
 
 def show_placement(placements: Sequence[Placement], lines: Sequence[str]) -> None:

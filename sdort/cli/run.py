@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import click
 from click.core import ParameterSource
 
+from sdort.benchmark.bench_options import BenchOptions
 from sdort.cli.from_options import options_of, sections
-from sdort.cli.options import placement_option, show_placement
+from sdort.cli.options import show_placement
 from sdort.cli.sections import SectionedCommand
 from sdort.errors import SdortError
 from sdort.generation.requests.typed_options import GENERATION
@@ -58,7 +59,7 @@ Examples:
 )
 @click.argument("pipeline", metavar="MODEL", type=click.Path(path_type=Path))
 @options_of(*GENERATION, RuntimeOptions)
-@placement_option
+@options_of(BenchOptions, only=["placement"])
 @click.option("--dry-run", is_flag=True, help="Draw nothing; say what would be drawn, and how long that takes.")
 @click.option("--json", "as_json", is_flag=True, help="Print a record of the run as JSON.")
 def command(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -25,13 +25,16 @@ from sdort.generation.files.image_texts import read_texts
 from sdort.generation.files.infotext import parameter_value
 from sdort.generation.pictures.input_image import InputImage, on_white, read_picture
 from sdort.generation.pictures.upscaled_picture import result_size, upscale_picture
+from sdort.generation.upscale_options import UpscaleKeywords, UpscaleOptions
 from sdort.graph.signature import Array
-from sdort.options.number_ranges import UPSCALE_SCALE, UPSCALE_TILE
-from sdort.options.option_types import typed
-from sdort.providers import AUTO
+from sdort.options.declared_options import made_of
+from sdort.options.option_types import typed, with_options
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.memory import peak_resident
 from sdort.upscaling.upscaler import Upscaler, open_upscaler
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 
 @dataclass(frozen=True)
@@ -79,20 +82,10 @@ class Upscaled:
     """Bytes of the process's memory at the highest point."""
 
 
+@with_options(UpscaleOptions)
 @typed
 def upscale(
-    images: str | Path | Sequence[str | Path],
-    model: str | Path,
-    *,
-    output: str | Path | None = None,
-    scale: float | None = None,
-    tile: int | None = None,
-    precision: Literal["auto", "fp16", "fp32"] = "auto",
-    provider: str = AUTO,
-    fallback: bool | None = None,
-    device_id: int = 0,
-    overwrite: bool = False,
-    quality: int | None = None,
+    images: str | Path | Sequence[str | Path], model: str | Path, **options: Unpack[UpscaleKeywords]
 ) -> Upscaled:
     """Make images larger with an upscaler such as ESRGAN, tile by tile, and write them.
 
@@ -102,16 +95,7 @@ def upscale(
     Args:
         images: files of images.
         model: the upscaler: ``.pth``, ``.safetensors`` or ``.onnx``.
-        output: the file of a single image, or a folder; by default ``NAME-SCALEx.png`` in the current folder.
-        scale: how many times as high and wide the results are; by default what the upscaler was made for. The network
-            runs again, or the result is resized, to reach another.
-        tile: most pixels of a tile's side; by default what fits into memory, at most 512.
-        precision: ``fp16``, ``fp32``, or ``auto``: fp16 on a GPU.
-        provider: the execution provider: ``rocm``, ``migraphx``, ``cuda``, ``cpu``, or ``auto``, the best that loads.
-        fallback: whether the CPU may stand in for a named provider that does not load.
-        device_id: the number of the GPU.
-        overwrite: replace files that exist.
-        quality: of JPEG and WebP, from 1 to 100.
+        options: what comes of it, and where and how the upscaler runs.
 
     Returns:
         The images, their files, and what was used.
@@ -130,28 +114,25 @@ def upscale(
     files = [Path(images)] if isinstance(images, str | Path) else [Path(image) for image in images]
     if not files:
         raise UsageError("no image was given")
-    scale = None if scale is None else float(UPSCALE_SCALE.check(scale))
-    tile = None if tile is None else UPSCALE_TILE.check(tile)
+    asked = made_of(UpscaleOptions, options)
     started = time.perf_counter()
-    options = RuntimeOptions(provider, fallback=fallback, device_id=device_id)
     sources = [(file, read_picture(file, "the image")) for file in files]
     with progress(f"loading {Path(model).name}"):
-        upscaler = open_upscaler(Path(model), options, None if precision == "auto" else precision)
-    paths = _paths(files, Path(output) if output is not None else None, scale or upscaler.scale, overwrite)
-    check_quality(paths, quality)
+        precision = None if asked.precision == "auto" else asked.precision
+        upscaler = open_upscaler(Path(model), made_of(RuntimeOptions, options), precision)
+    scale = asked.scale or upscaler.scale
+    paths = _paths(files, asked.output, scale, asked.overwrite)
+    check_quality(paths, asked.quality)
     for path, (_, image) in zip(paths, sources, strict=True):
-        check_sides(path, result_size(image.size, scale or upscaler.scale))
+        check_sides(path, result_size(image.size, scale))
     load = time.perf_counter() - started
-    done = [
-        _one(upscaler, file, image, path, scale, tile, overwrite, quality)
-        for (file, image), path in zip(sources, paths, strict=True)
-    ]
+    done = [_one(upscaler, file, image, path, asked) for (file, image), path in zip(sources, paths, strict=True)]
     return Upscaled(
         images=done,
         model=upscaler.name,
         architecture=upscaler.architecture,
         model_scale=upscaler.scale,
-        scale=scale or float(upscaler.scale),
+        scale=float(scale),
         provider=upscaler.provider.name,
         precision=upscaler.precision,
         load_seconds=round(load, 4),
@@ -159,16 +140,7 @@ def upscale(
     )
 
 
-def _one(
-    upscaler: Upscaler,
-    file: Path,
-    image: InputImage,
-    path: Path,
-    scale: float | None,
-    tile: int | None,
-    overwrite: bool,
-    quality: int | None,
-) -> UpscaledImage:
+def _one(upscaler: Upscaler, file: Path, image: InputImage, path: Path, asked: UpscaleOptions) -> UpscaledImage:
     """Upscale and write one image."""
     started, ran = time.perf_counter(), 0
     with progress(f"{file.name}: upscaling", total=1.0) as advance:
@@ -179,14 +151,16 @@ def _one(
             if number > 1:
                 advance(1 / count)
 
-        picture = upscale_picture(upscaler, image.picture, scale, tile, on_tile)
+        picture = upscale_picture(upscaler, image.picture, asked.scale, asked.tile, on_tile)
     seconds = time.perf_counter() - started
     if picture.mode == "RGBA" and format_of(path).name == "JPEG":
         say(f"{path}: JPEG has no transparency, so its transparent parts are white")
         picture = on_white(picture).convert("RGB")
-    texts = postprocessed(_texts(file), upscaler.name, scale or upscaler.scale)
+    texts = postprocessed(_texts(file), upscaler.name, asked.scale or upscaler.scale)
     pixels, profile, kind = np.asarray(picture), picture.info.get("icc_profile"), format_of(path)
-    written = save_file(path, lambda file: write_pixels(file, pixels, texts, kind, quality, profile), overwrite)
+    written = save_file(
+        path, lambda file: write_pixels(file, pixels, texts, kind, asked.quality, profile), asked.overwrite
+    )
     size = picture.width, picture.height
     return UpscaledImage(str(file), written, *size, ran, round(seconds, 4), np.atleast_3d(pixels))
 

@@ -13,6 +13,7 @@ from sdort.benchmark.bench_options import BenchOptions, BenchResults
 from sdort.errors import UsageError
 from sdort.exporter.export_options import ExportedOptions
 from sdort.generation.requests.typed_options import GENERATION
+from sdort.generation.upscale_options import UpscaleOptions
 from sdort.options import number_ranges
 from sdort.options.declared_options import ranges_of
 from sdort.options.number_ranges import Range, check_fields, check_sizes, shown
@@ -42,9 +43,9 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "MASK_BLUR": (0, 256),
     "MASK_PADDING": (0, 16384),
     "HIRES": (1.0, 8.0),
-    "UPSCALE_TILE": (64, 4096),
+    "TILE": (64, 4096),
     "UPSCALE_BY": (0.1, 32.0),
-    "UPSCALE_SCALE": (0.1, 32.0),
+    "SCALE": (0.1, 32.0),
     "HIRES_STRENGTH": (0.0, 1.0),
     "HIRES_STEPS": (1, 1000),
     "QUALITY": (1, 100),
@@ -72,10 +73,18 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
 NAMES = {"SIZE_SIDE": "size", "ADAPTER_SCALE": "lora", "CACHE_LIMIT": "limit"}
 """Parameters that are not called as their range."""
 NAMES |= dict.fromkeys(("CONTROL_SCALE", "CONTROL_START", "CONTROL_END"), "control")
-NAMES |= {"UPSCALE_TILE": "tile", "UPSCALE_SCALE": "scale"}
 NAMES |= {**dict.fromkeys(("STATIC_BATCH", "STATIC_SIDE"), "static"), "IP_ADAPTER_SCALE": "ip_adapter_image"}
 
-DECLARED = (*GENERATION, BenchOptions, BenchResults, ComparisonOptions, SemanticOptions, WarmupOptions, ExportedOptions)
+DECLARED = (
+    *GENERATION,
+    BenchOptions,
+    BenchResults,
+    ComparisonOptions,
+    SemanticOptions,
+    WarmupOptions,
+    ExportedOptions,
+    UpscaleOptions,
+)
 
 LIMITS: dict[str, Range[Any]] = {name: value for name, value in vars(number_ranges).items() if isinstance(value, Range)}
 LIMITS |= {name.upper(): limits for name, limits in ranges_of(*DECLARED).items()}
