@@ -241,13 +241,22 @@ def test_kernels_get_what_they_take(settings: dict[str, Any], targets: set[str],
     assert bool(report.declined) is (target not in targets)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["converted afterwards", "fp16 itself"])
 @pytest.mark.parametrize(
     ("low", "half", "fused"),
     [(-65504.0, True, True), (-np.inf, True, True), (-65520.0, True, False), (-65520.0, False, True)],
 )
-def test_a_kernel_gets_no_mask_that_fp16_cannot_hold(low: float, half: bool, fused: bool) -> None:
-    """Of a model that is converted to fp16 afterwards."""
-    text = attention(more=", bool[1, 1, 5, 7] c", inputs="q, k, v, m").replace("{", "{ m = Where (c, open, low) ", 1)
+def test_a_kernel_gets_no_mask_that_fp16_cannot_hold(low: float, half: bool, fused: bool, own: bool) -> None:
+    """Neither of a model that is converted to fp16 afterwards, nor of one that is fp16 itself and makes it in fp32."""
+    mask = "m = Where (c, open, low)"
+    text = attention(more=", bool[1, 1, 5, 7] c", inputs="q, k, v, m")
+    if own and half:
+        mask, text, half = (
+            "wide = Where (c, open, low)  m = Cast <to = 10> (wide)",
+            text.replace("float[", "float16["),
+            False,
+        )
+    text = text.replace("{", f"{{ {mask} ", 1)
     editor = edit(text, {"open": np.zeros((), np.float32), "low": np.array(low, np.float32)})
     editor.half = half
     (outcome,) = apply_stage([load_fusions()["multi_head_attention"]], editor)

@@ -8,8 +8,10 @@ import random
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 import pytest
@@ -216,6 +218,31 @@ def test_what_is_not_shared_is_apart(pooled: Provider) -> None:
     assert second
     run(session(first), first, 100)
     assert (first.sizes().most > 0, second.sizes().most) == (True, 0)
+
+
+@pytest.mark.parametrize(
+    ("other", "shared"),
+    [({}, True), ({"device_id": 1}, False), ({"pool": 8}, False), ({"vendor": "amd"}, False), ({"graph": True}, True)],
+    ids=["the same", "another device", "another number", "another vendor", "another option"],
+)
+def test_a_pool_is_of_one_vendor_device_and_number(
+    other: dict[str, Any], shared: bool, pooled: Provider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of another device would be read by its address there, that of other sessions while they run."""
+    made: list[tuple[str, int]] = []
+
+    class Made:
+        def __init__(self, library: Path, provider: Provider, device_id: int) -> None:
+            made.append((provider.vendor, device_id))
+
+    monkeypatch.setattr(memory_pool, "MemoryPool", Made)
+    monkeypatch.setattr(memory_pool, "_open", WeakValueDictionary())
+    more = {name: value for name, value in other.items() if name != "vendor"}
+    asked = [replace(options(7), device_id=0), replace(options(7), **more)]
+    providers = [pooled, replace(pooled, vendor=other.get("vendor", ""))]
+    first, second = (open_pool(*each) for each in zip(providers, asked, strict=True))
+    assert (first is second) == shared
+    assert made == [("", 0)] + ([] if shared else [(other.get("vendor", ""), other.get("device_id", 0))])
 
 
 def test_a_thread_that_says_nothing_has_no_ones_pool(pooled: Provider) -> None:
