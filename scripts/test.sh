@@ -19,6 +19,8 @@ PATH="$PWD/.test-venv/bin:$PATH"
 # A process more than cores, one thread in each: some wait for a compiler, the disk or the trace of another.
 cores=$(nproc) # before the next line: nproc honours it
 export OMP_NUM_THREADS=1
+# Where it is set, as in some containers, each of the hundreds of processes that tests start compiles sdort again.
+unset PYTHONDONTWRITEBYTECODE
 
 tests=()
 options=(--durations=10)
