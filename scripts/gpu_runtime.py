@@ -125,7 +125,8 @@ class Generation:
     def through_host(self, session: Session) -> tuple[Array, list[float]]:
         steps, noise = PartSteps(scheduler(self.args), WHOLE), self.noise[0]
         draw = NoiseSource([ImageSeed(0)]).draw
-        return denoise(session, steps, self.conditions, BatchStart(noise), draw, [-6.5, 7.5], lambda _: None)
+        unet = Loop(session).buffers(self.batch, self.conditions, steered=False)
+        return denoise(unet, steps, self.conditions, BatchStart(noise), draw, [-6.5, 7.5], lambda _: None)
 
 
 def steps(checkpoint: Path, args: argparse.Namespace) -> dict[str, Any]:

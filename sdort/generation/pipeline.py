@@ -748,10 +748,9 @@ class TextToImage:
         batch = Batch(conditions.copies, len(given.noise), latent, extra)
         previews = self._previews(request, stage, guidance, source.seeds)
         controls = self._controls(request, stage)
-        # A ControlNet reads the UNet's own input, which has to be the latents alone.
-        if recurrence is None or not self.loop.fits(recurrence, batch) or (controls and controls.nets and extra):
+        if recurrence is None or not self.loop.fits(recurrence, batch):
             detail("the steps go through the host")
-            unet, steps = self.sessions[self.denoiser], self._steps(request, stage)
+            steps, unet = self._steps(request, stage), self.loop.buffers(batch, conditions, steered=bool(controls))
             latents, seconds = denoise(
                 unet, steps, conditions, given, source.draw, guidance, on_step, previews, controls, request.whole_every
             )

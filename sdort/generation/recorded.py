@@ -12,10 +12,9 @@ from sdort.generation.latents.encode import pixels_of_images
 from sdort.generation.pictures.images import Generated
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.requests.request import Request
-from sdort.generation.schedules.recurrence import Recurrence
 from sdort.graph.signature import Array, Feeds
 from sdort.runtime.session import Session
-from sdort.runtime.step.bound_unet import Batch
+from sdort.runtime.step.bound_unet import Batch, BoundBuffers
 
 
 class Recorder(Session):
@@ -30,25 +29,34 @@ class Recorder(Session):
         return super().run(feeds)
 
 
-class HostLoop(Loop):
-    """Sends every step through the host, where a :class:`Recorder` sees it: the loop on the device has no feeds."""
+class RecordedBuffers(BoundBuffers):
+    """Buffers whose session, a :class:`Recorder`, keeps what is in them at every run."""
 
-    def fits(self, recurrence: Recurrence, batch: Batch) -> bool:
-        return False
+    def run(self, whole: bool = True) -> None:
+        assert isinstance(self.session, Recorder)
+        self.session.fed += self.feeds()
+        super().run(whole)
+
+
+class RecordedLoop(Loop):
+    """Denoises as ever, and keeps what the denoiser is fed."""
+
+    def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> BoundBuffers:
+        return RecordedBuffers(self.unet, batch, shapes, self._graphs + 1)
 
 
 class Recording:
     """A pipeline whose sessions keep what they are fed.
 
     Args:
-        pipeline: is changed for good: it generates through the host from now on.
+        pipeline: is changed for good: it copies the denoiser's inputs to the host from now on.
     """
 
     def __init__(self, pipeline: TextToImage) -> None:
         self.pipeline = pipeline
         self._recorders = {name: Recorder(session) for name, session in pipeline.sessions.items()}
         pipeline.sessions = dict(self._recorders)
-        pipeline.loop = HostLoop(pipeline.sessions[pipeline.denoiser])
+        pipeline.loop = RecordedLoop(pipeline.sessions[pipeline.denoiser])
 
     def generate(self, request: Request, on_step: Callable[[float], None] = lambda _: None) -> Iterator[Generated]:
         """Generate the images of a request; what was recorded before is forgotten."""

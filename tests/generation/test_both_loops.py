@@ -8,7 +8,7 @@ of timesteps, and of both.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -195,14 +195,6 @@ class Steering:
         assert steps == STEPS
         buffers.residuals[RESIDUAL].fill(self.values[step])
 
-    def residuals(
-        self, step: int, steps: int, unet: Session, feeds: Mapping[str, Array], copies: int
-    ) -> Mapping[str, Array]:
-        assert steps == STEPS
-        assert feeds["sample"].shape[1] == LATENT[0]
-        shape = (len(feeds["sample"]), *LATENT)
-        return {RESIDUAL: np.full(shape, self.values[step], unet.inputs[RESIDUAL].dtype)} if step != 1 else {}
-
 
 @dataclass
 class Run:
@@ -230,7 +222,7 @@ class Run:
             every=max(1, self.case.every),
         )[0]  # fmt: skip
 
-    def through_host(self, unet: Session, controls: Any) -> Array:
+    def through_host(self, loop: Loop, controls: Any) -> Array:
         later = iter(self.noise[1:])
 
         def draw(shape: Sequence[int]) -> Array:
@@ -238,9 +230,11 @@ class Run:
             return next(later)
 
         given = BatchStart(self.noise[0], self.image, self.mask, self.extra)
+        batch = Batch(self.case.copies, self.case.images, LATENT, self.case.extra)
+        buffers = loop.buffers(batch, self.conditions, steered=bool(controls))
         return host_loop.denoise(
-            unet, self.schedule.steps(), self.conditions, given, draw, self.guidance, lambda _: None, controls=controls,
-            every=max(1, self.case.every),
+            buffers, self.schedule.steps(), self.conditions, given, draw, self.guidance, lambda _: None,
+            controls=controls, every=max(1, self.case.every),
         )[0]  # fmt: skip
 
     def simulated(self, controls: Any) -> Array:
@@ -328,7 +322,7 @@ def test_both_loops_are_the_simulation(seed: int, tmp_path: Path) -> None:
         latents = run.on_device(loop, controls)
         limit = tolerance * max(1, np.abs(expected).max())
         assert np.abs(latents - expected).max() <= limit, (case, number)
-        assert np.abs(run.through_host(unet, controls) - expected).max() <= limit, (case, number)
+        assert np.abs(run.through_host(loop, controls) - expected).max() <= limit, (case, number)
         if number == 1:
             assert first is None or np.array_equal(first, latents)
             first = latents

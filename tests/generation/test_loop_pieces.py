@@ -18,7 +18,7 @@ from sdort.errors import UsageError
 from sdort.families.unet import UNET
 from sdort.generation.denoising import adapted_weights, device_loop, running_controls
 from sdort.generation.denoising.device_loop import StepAccumulator
-from sdort.generation.denoising.host_loop import _predict, embed_guidance
+from sdort.generation.denoising.host_loop import embed_guidance
 from sdort.generation.denoising.running_controls import _bound_sum, _BoundNet
 from sdort.generation.latents.decode import Decoder
 from sdort.generation.memory_need import _largest_attention
@@ -75,7 +75,7 @@ def unet(sample: Any, timestep: Any = (), kind: str = "int64", more: tuple[str, 
 def test_where_the_inputs_of_a_part_of_the_batch_are() -> None:
     held: Any = SimpleNamespace(roles=UNET.roles,
         row=Place("row", 9), sample=Place("sample", 6, 4, 8, 16), conditioning={"text": Place("text", 6, 77, 32)},
-        residuals={"mid": Place("mid", 6, 10, 2, 3)}, first=2,
+        latents=Place("latents", 6, 3, 8, 16), residuals={"mid": Place("mid", 6, 10, 2, 3)}, first=2,
     )  # fmt: skip
     for part, count in ((slice(0, 2), 2), (slice(2, 6), 4)):
         ask: Any = partial(BoundBuffers._arguments, held, part=part)
@@ -88,7 +88,7 @@ def test_where_the_inputs_of_a_part_of_the_batch_are() -> None:
         ask = partial(_BoundNet._arguments, net, part=part)
         assert ask("controlnet_cond") == ("image",)
         assert ask("timestep") == ("row", "timestep")
-        assert ask("sample") == ("sample", 2 + part.start, (count, 4, 8, 16))
+        assert ask("sample") == ("latents", 2 + part.start, (count, 3, 8, 16))
         assert ask("text") == ("text", 2 + part.start, (count, 77, 32))
 
 
@@ -162,26 +162,6 @@ def test_the_row_of_every_step(
     assert [values.tolist() for values in text.written] == [[[0, 0]] * 2, [[1, 1], [0, 0]]]
     assert sorted(made[0][2]) == ["a", "b"]
     assert made[0][2]["b"].tolist() == [[1, 0], [1, 0], [2, 0]]
-
-
-@pytest.mark.parametrize(("kind", "first"), [("int64", 8.0), ("float32", 7.6)])
-@pytest.mark.parametrize("size", [2, "batch"])
-def test_the_host_predicts_in_parts_of_the_batch(kind: str, first: float, size: int | str) -> None:
-    ran: list[dict[str, Any]] = []
-
-    def run(feeds: dict[str, Any]) -> dict[str, Any]:
-        ran.append(feeds)
-        return {"out": (feeds["sample"] + feeds["text"][:, :, None, None]).astype(np.float16), "other": None}
-
-    session = unet((size, 4, "h", "w"), (size,), kind)
-    session.run = run
-    numbers = np.random.default_rng(0)
-    sample, text = numbers.normal(size=(4, 4, 2, 3)), numbers.normal(size=(4, 4))
-    found = _predict(session, sample, np.asarray(7.6), {"text": text})
-    assert found.dtype == np.float32
-    np.testing.assert_array_equal(found, (sample + text[:, :, None, None]).astype(np.float16))
-    assert [len(feeds["sample"]) for feeds in ran] == ([2, 2] if size == 2 else [4])
-    assert all(feeds["timestep"].tolist() == [first] * len(feeds["sample"]) for feeds in ran)
 
 
 @pytest.mark.parametrize("masked", [True, False])

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from onnx import parser
 from PIL import Image
 
 from sdort.errors import BadModelError, UsageError
@@ -30,6 +31,9 @@ from sdort.generation.requests.ip_adapter_choice import IpAdapterImage
 from sdort.graph.signature import TensorSpec
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.session import Session, open_session
+from sdort.runtime.step.bound_unet import Batch, BoundBuffers
+from sdort.runtime.step.step_conditions import StepConditions
 
 FLOAT = np.dtype(np.float32)
 
@@ -159,60 +163,103 @@ def test_a_bound_net_is_zero_wherever_it_does_not_steer_in_every_run(share: tupl
             assert changed or target.value == before == 0.0
 
 
-class Net:
-    """A ControlNet through the host: its outputs are sums of what it gets, one for each sample."""
+DENOISER = """<ir_version: 8, opset_import: ["": 17]>
+unet (float[N, C, 1, 3] sample, float timestep, float[N, T, 6] encoder_hidden_states,
+      float[N, 1, 1, 3] down_block_additional_residuals__0, float[N, 1, 1, 3] mid_block_additional_residual,
+      float[N, 2, 1, 3] down_intrablock_additional_residuals__0) => (float[N, 4, 1, 3] out)
+  <int64[1] zero = {0}, int64[1] one = {1}, int64[1] four = {4}>
+{
+  latents = Slice (sample, zero, four, one)
+  text = ReduceMean <axes = [1, 2]> (encoder_hidden_states)
+  column = Unsqueeze (text, one)
+  features = ReduceMean <axes = [1]> (down_intrablock_additional_residuals__0)
+  a = Add (latents, column)
+  b = Add (a, timestep)
+  c = Add (b, down_block_additional_residuals__0)
+  d = Add (c, mid_block_additional_residual)
+  out = Add (d, features)
+}"""
+"""Its sums are of no account: what is read are its inputs."""
+NET = """<ir_version: 8, opset_import: ["": 17]>
+net (float[BATCH, 4, 1, 3] sample, float timestep, float[BATCH, T, 6] encoder_hidden_states,
+     float[BATCH, 3, 8, 24] controlnet_cond, float[2] conditioning_scale)
+  => (float[BATCH, 1, 1, 3] a, float[BATCH, 1, 1, 3] b)
+  <int64[1] zero = {0}, int64[1] one = {1}, int64[1] two = {2}, int64[1] axis = {1},
+   float ten = {10}, float hundred = {100}, float half = {0.5}, float factor = {FACTOR}>
+{
+  text = ReduceMean <axes = [1, 2]> (encoder_hidden_states)
+  texts = Unsqueeze (text, axis)
+  tens = Mul (texts, ten)
+  mean = ReduceMean <axes = [1]> (sample)
+  hundreds = Mul (mean, hundred)
+  sum = Add (tens, hundreds)
+  timed = Add (sum, timestep)
+  total = Mul (timed, factor)
+  image = ReduceMean <axes = [1, 2, 3]> (controlnet_cond)
+  seen = Add (total, image)
+  first = Slice (conditioning_scale, zero, one)
+  a = Mul (seen, first)
+  b = Add (seen, half)
+}"""
+"""Sums of what it gets, one for each sample, its image and its timestep, times a factor."""
+IMAGES, PROMPTS, TIME = 2, 2, 5.0
 
-    def __init__(self, batch: Any, factor: float) -> None:
-        self.inputs = specs(sample=(batch, 4, "H", "W"), timestep=(), encoder_hidden_states=(batch, "T", 6),
-                            controlnet_cond=(batch, 3, "H", "W"), conditioning_scale=(2,))  # fmt: skip
-        self.outputs = [SimpleNamespace(name=name, dtype=FLOAT) for name in ("a", "b")]
-        self.component, self.factor, self.sizes = CONTROLNET, factor, list[int]()
 
-    def run(self, feeds: dict[str, Any]) -> dict[str, Any]:
-        count = len(feeds["sample"])
-        self.sizes.append(count)
-        assert feeds["controlnet_cond"].shape == (count, 3, 8, 24)
-        assert feeds["timestep"].shape == ()
-        texts, samples = feeds["encoder_hidden_states"][:, 0, 0], feeds["sample"][:, 0, 0, 0]
-        total = (texts * 10 + samples * 100 + float(feeds["timestep"])) * self.factor
-        return {"a": total[:, None] * feeds["conditioning_scale"][0], "b": total[:, None] + 0.5}
+def open_text(text: str, component: str, folder: Path) -> Session:
+    path = folder / f"{len(list(folder.iterdir()))}.onnx"
+    model = parser.parse_model(text)
+    for value in model.graph.input:  # the parser reads no names with points
+        value.name = value.name.replace("__", ".")
+    for node in model.graph.node:
+        node.input[:] = [name.replace("__", ".") for name in node.input]
+    path.write_bytes(model.SerializeToString())
+    return open_session(path, component, CPU, RuntimeOptions("cpu", custom_ops="off", control_inputs=True))
 
 
-def test_nets_are_added_up_and_some_steer_the_prompt_alone() -> None:
-    unet: Any = SimpleNamespace(inputs=dict.fromkeys([
-        "sample", "down_block_additional_residuals.0", "mid_block_additional_residual",
-        "down_intrablock_additional_residuals.0",
-    ]))  # fmt: skip
-    whole, half, late = Net("N", 1.0), Net(2, 1000.0), Net("N", 1e6)
-    nets = [
-        active(session=whole, scale=2.0),
-        active(session=half, pooled=True),
-        active(session=late, start=0.5),
-    ]
-    features = active(T2I_ADAPTER, outputs=1, run=lambda _: {"o0": np.full((1, 2, 3), 7.0, np.float32)}, end=0.5)
+@pytest.mark.parametrize("extra", [0, 5])
+def test_nets_are_added_up_and_some_steer_the_prompt_alone(extra: int, tmp_path: Path) -> None:
+    """Two images, without and with the prompt; what a UNet takes beside the latents is not for a ControlNet."""
+
+    def net(batch: Any, factor: float, **choices: Any) -> ActiveControl:
+        text = NET.replace("BATCH", str(batch)).replace("FACTOR", str(factor))
+        return active(session=open_text(text, CONTROLNET, tmp_path), **choices)
+
+    nets = [net("N", 1.0, scale=2.0), net(2, 1000.0, pooled=True), net("N", 1e6, start=0.5)]
+    features = active(T2I_ADAPTER, outputs=1, run=lambda _: {"o0": np.full((1, 2, 1, 3), 7.0, np.float32)}, end=0.5)
+    unet = open_text(DENOISER.replace("C,", f"{4 + extra},"), "unet", tmp_path)
+    buffers = BoundBuffers(unet, Batch(PROMPTS, IMAGES, (4, 1, 3), extra), {"encoder_hidden_states": (7, 6)}, 1)
+    texts = np.broadcast_to(np.array([1.0, 1.0, 2.0, 2.0])[:, None, None], (4, 7, 6))
+    conditions = StepConditions.fixed([{"encoder_hidden_states": texts[:2]}, {"encoder_hidden_states": texts[2:]}], 4)
+    rows = buffers.step_rows(np.full(4, TIME), conditions)
+    buffers.write_conditioning({"encoder_hidden_states": texts})
+    latents = np.broadcast_to(np.array([1.0, 3.0])[:, None, None, None], (2, 4, 1, 3))
+    buffers.write_sample(latents, np.full((2, extra, 1, 3), 1e9) if extra else None)
+    buffers.row.words.write(rows[0])
     controls = Controls([*nets, features])
-    samples = np.arange(4.0)  # two images, without and with the prompt
-    feeds: Any = {
-        "sample": np.broadcast_to(samples[:, None, None, None], (4, 4, 1, 3)),
-        "timestep": np.array(5.0),
-        "encoder_hidden_states": np.broadcast_to(np.array([1.0, 1.0, 2.0, 2.0])[:, None, None], (4, 7, 6)),
-    }
-    total = np.array([1, 1, 2, 2]) * 10 + samples * 100 + 5
+    total = np.array([1, 1, 2, 2]) * 10 + np.array([1, 3, 1, 3]) * 100 + TIME
     prompted = np.array([0, 0, 1, 1])
-    for step, extra in ((0, 0.0), (2, 1e6)):
-        found = controls.residuals(step, 4, unet, feeds, 2)
-        first = total * 2 + total * 1000 * prompted + total * extra
-        last = (total + 0.5) + (total * 1000 + 0.5) * prompted + (total * extra + 0.5 * (extra > 0))
-        np.testing.assert_allclose(found["down_block_additional_residuals.0"][:, 0], first, rtol=1e-6)
-        np.testing.assert_allclose(found["mid_block_additional_residual"][:, 0], last, rtol=1e-6)
-        adapted = found.get("down_intrablock_additional_residuals.0")
-        assert (adapted is None) is (step == 2)
-        if adapted is not None:
-            assert (adapted.shape, float(adapted.min())) == ((4, 2, 3), 7.0)
-    assert (whole.sizes, half.sizes, late.sizes) == ([4, 4], [2, 2], [4])
-    # Without guidance all samples are the prompt's.
-    found = Controls([active(session=Net("N", 1.0), pooled=True)]).residuals(0, 4, unet, feeds, 1)
-    assert (found["mid_block_additional_residual"] > 0).all()
+    for step, late in ((0, 0.0), (1, 0.0), (2, 1.0), (3, 1.0)):
+        controls.prepare(step, 4, buffers)
+        found = {name: buffer.read() for name, buffer in buffers.residuals.items()}
+        one, thousand, million = total + 0.5, total * 1000 + 0.5, total * 1e6 + 0.5
+        first = one * 2 + thousand * prompted + million * late
+        last = one + 0.5 + (thousand + 0.5) * prompted + (million + 0.5) * late
+        np.testing.assert_allclose(found["down_block_additional_residuals.0"][:, 0, 0, 0], first, rtol=1e-6)
+        np.testing.assert_allclose(found["mid_block_additional_residual"][:, 0, 0, 0], last, rtol=1e-6)
+        assert (found["down_intrablock_additional_residuals.0"] == (0.0 if late else 7.0)).all()
+    fed = buffers.feeds()
+    assert [set(part) for part in fed] == [set(unet.inputs)]
+    assert float(fed[0]["timestep"]) == TIME
+    assert fed[0]["sample"].shape == (4, 4 + extra, 1, 3)
+
+
+def test_without_guidance_all_samples_are_the_prompts(tmp_path: Path) -> None:
+    text = NET.replace("BATCH", "N").replace("FACTOR", "1.0")
+    controls = Controls([active(session=open_text(text, CONTROLNET, tmp_path), pooled=True)])
+    unet = open_text(DENOISER.replace("C,", "4,"), "unet", tmp_path)
+    buffers = BoundBuffers(unet, Batch(1, 2, (4, 1, 3)), {"encoder_hidden_states": (7, 6)}, 1)
+    controls.prepare(0, 4, buffers)
+    assert (buffers.residuals["mid_block_additional_residual"].read() > 0).all()
 
 
 # Open models

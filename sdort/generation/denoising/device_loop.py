@@ -27,7 +27,6 @@ from sdort.generation.latents.preview import BatchPreviews
 from sdort.generation.requests.deep_cache import whole_calls
 from sdort.generation.schedules.recurrence import Recurrence
 from sdort.graph.signature import Array
-from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers, InputShapes, repeated
@@ -56,14 +55,14 @@ def open_sum(unet: Session, masked: bool = False, channels: int | None = None) -
         masked: elements where ``inside`` [1, L] is false are the sum of ``origin`` [2, L] with the weights ``outside``
             [K, 2].
         channels: of the latents, where ``sample`` is [samples, channels + E, P]: to those of every sample ``extra``
-            [samples, E, P] is added, a mask and the latents of what it leaves.
+            [samples, E, P] is added, a mask and the latents of what it leaves; ``alone`` [K, L] is without.
     """
     from onnx import helper, parser
 
     names = {np.dtype(np.float32): "float", np.dtype(np.float16): "float16", np.dtype(np.float64): "double"}
     sample, output = unet.inputs[roles_of(unet.inputs).sample].dtype, unet.outputs[0].dtype
     cast = f"Cast <to = {helper.np_dtype_to_tensor_dtype(sample)}> (total)"
-    more, total, last, shape = "", "total = Add (earlier, last)", f"sample = {cast}", "[K, L]"
+    more, outputs, total, last, shape = "", "", "total = Add (earlier, last)", f"sample = {cast}", "[K, L]"
     if masked:
         more = ", float[2, L] origin, float[K, 2] outside, bool[1, L] inside"
         total = """within = Add (earlier, last)
@@ -72,15 +71,16 @@ def open_sum(unet: Session, masked: bool = False, channels: int | None = None) -
     if channels:
         shape = "[S, F, P]"
         more += f", {names[sample]}[S, E, P] extra"
-        last = f"""flat = {cast}
+        outputs = f", {names[sample]}[K, L] alone"
+        last = f"""alone = {cast}
             every = Constant <value_ints = [-1, {channels}]> ()
             pixels = Shape <start = 2> (extra)
             dims = Concat <axis = 0> (every, pixels)
-            latents = Reshape (flat, dims)
+            latents = Reshape (alone, dims)
             sample = Concat <axis = 1> (latents, extra)"""
     model = parser.parse_model(f"""<ir_version: 8, opset_import: ["": 17]>
         sum (float[R, L] rows, float[K, R] weights, {names[output]}[K, L] output, float[K, K] own, int32[W] time{more})
-        => ({names[sample]}{shape} sample, float[K, L] total, float[K, L] kept, int32[W] now) {{
+        => ({names[sample]}{shape} sample, float[K, L] total, float[K, L] kept, int32[W] now{outputs}) {{
             kept = Cast <to = 1> (output)
             earlier = MatMul (weights, rows)
             last = MatMul (own, kept)
@@ -156,10 +156,7 @@ class Loop:
         Raises:
             ParityError: the UNet returned NaN or infinity.
         """
-        buffers = self._at(batch, repeated(conditions.at(0), batch.images))
-        if buffers in self._controlled or controls:
-            buffers.clear_residuals()
-            self._controlled.add(buffers)
+        buffers = self.buffers(batch, conditions, steered=bool(controls))
         # What an earlier run left there is multiplied by zero at the first sum, but zero times NaN is NaN.
         buffers.output.write(np.zeros(buffers.output.shape, buffers.output.dtype))
         times = buffers.step_rows(recurrence.timesteps, conditions)
@@ -190,13 +187,25 @@ class Loop:
         self._last = accumulator if accumulator.nbytes <= KEPT_ROW_BYTES else None
         return latents, seconds
 
-    def _at(self, batch: Batch, samples: Conditioning) -> BoundBuffers:
-        shapes = tuple((name, values.shape[1:]) for name, values in samples.items())
+    def buffers(self, batch: Batch, conditions: StepConditions, *, steered: bool) -> BoundBuffers:
+        """The UNet bound for a batch: the same for every run of its shape, without what steered an earlier one.
+
+        Args:
+            steered: whether controls will write to its residual inputs.
+        """
+        shapes = tuple((name, values.shape[1:]) for name, values in conditions.at(0)[0].items())
         key = (batch, shapes)
         if key not in self._bound:
-            self._bound[key] = BoundBuffers(self.unet, batch, dict(shapes), self._graphs + 1)
+            self._bound[key] = self._bind(batch, dict(shapes))
             self._graphs += len(self._bound[key].graphs)
-        return self._bound[key]
+        bound = self._bound[key]
+        if bound in self._controlled or steered:
+            bound.clear_residuals()
+            self._controlled.add(bound)
+        return bound
+
+    def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> BoundBuffers:
+        return BoundBuffers(self.unet, batch, shapes, self._graphs + 1)
 
     def _summing(self, masked: bool, channels: int | None) -> Session:
         if (masked, channels) not in self._sums:
@@ -307,6 +316,8 @@ class StepAccumulator:
             flat if "extra" not in self._fixed else (*buffers.sample.shape[:2], math.prod(buffers.sample.shape[2:]))
         )
         binding.bind_output("sample", *buffers.sample.binding_arguments(0, sample))
+        if "extra" in self._fixed:
+            binding.bind_output("alone", *buffers.latents.binding_arguments(0, flat))
         binding.bind_output("total", *self._total.binding_arguments())
         binding.bind_output("now", *buffers.row.words.binding_arguments())
         return binding

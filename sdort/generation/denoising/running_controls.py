@@ -9,7 +9,7 @@ A T2I-Adapter runs once for an image. Outside of their share of the steps nothin
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ import numpy as np
 
 from sdort.console import say
 from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
-from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.known_families import roles_of
 from sdort.generation.denoising.session_groups import Openings
 from sdort.generation.pictures.resampling import shares
@@ -122,49 +121,10 @@ class Controls:
             each.is_active(step, steps) != each.is_active(step - 1, steps) for each in self.adapters
         )
 
-    def residuals(
-        self, step: int, steps: int, unet: Session, feeds: Mapping[str, Array], copies: int
-    ) -> Mapping[str, Array]:
-        """The UNet's residual inputs for a step through the host, of those controls that steer it.
-
-        Args:
-            feeds: the UNet's other inputs, of all samples; ``sample`` has the latents alone.
-            copies: prompts that the samples are of.
-        """
-        found: dict[str, Array] = {}
-        names = residual_inputs(unet.inputs)
-        samples = len(feeds[roles_of(unet.inputs).sample])
-        for net in self.nets:
-            if net.is_active(step, steps):
-                first = _first(net, samples, copies)
-                for name, value in zip(names[CONTROLNET], _run(net, feeds, first), strict=True):
-                    whole = np.concatenate([np.zeros((first, *value.shape[1:]), value.dtype), value])
-                    found[name] = found[name] + whole if name in found else whole
-        for name, feature in zip(names[T2I_ADAPTER], self.features(step, steps), strict=False):
-            found[name] = np.broadcast_to(feature, (samples, *feature.shape[1:]))
-        return found
-
 
 def _first(net: ActiveControl, samples: int, copies: int) -> int:
     """The first sample that a ControlNet runs on."""
     return samples // copies if net.conditional_only and copies > 1 else 0
-
-
-def _run(net: ActiveControl, feeds: Mapping[str, Array], first: int) -> list[Array]:
-    """A ControlNet's outputs for the samples from ``first`` on, through the host."""
-    parts, roles = [], roles_of(net.session.inputs)
-    for part in batch_slices(net.session, roles.sample, len(feeds[roles.sample]) - first):
-        chosen = slice(first + part.start, first + part.stop)
-        count = part.stop - part.start
-        own = {
-            IMAGE: np.broadcast_to(net.pixels, (count, *net.pixels.shape[1:])),
-            SCALES: net.scales,
-            roles.timestep: np.full(timestep_shape(net.session.inputs, count), feeds[roles.timestep]),
-        }
-        shared = {name: feeds[name][chosen] for name in net.session.inputs if name not in own}
-        outputs = net.session.run({**shared, **own})
-        parts.append([outputs[spec.name] for spec in net.session.outputs])
-    return [np.concatenate(same) for same in zip(*parts, strict=True)]
 
 
 class BoundNets:
@@ -225,7 +185,7 @@ class _BoundNet:
             return self._own[name].binding_arguments()
         if name == self.buffers.roles.timestep:
             return self.buffers.row.binding_arguments(name)
-        buffer = self.buffers.sample if name == self.buffers.roles.sample else self.buffers.conditioning[name]
+        buffer = self.buffers.latents if name == self.buffers.roles.sample else self.buffers.conditioning[name]
         return buffer.binding_arguments(self.first + part.start, (part.stop - part.start, *buffer.shape[1:]))
 
     def _bind(self, number: int, part: slice) -> Any:

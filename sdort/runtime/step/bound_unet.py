@@ -86,6 +86,10 @@ class BoundBuffers:
         shape = (batch.samples, batch.latent[0] + batch.extra, *batch.latent[1:])
         self.slices = batch_slices(session, self.roles.sample, batch.samples)
         self.sample = Buffer(session, np.zeros(shape, inputs[self.roles.sample].dtype))
+        self.latents = self.sample
+        """The channels of the sample that are latents, which is what a ControlNet reads."""
+        if batch.extra:
+            self.latents = Buffer(session, np.zeros((batch.samples, *batch.latent), self.sample.dtype))
         self.output = Buffer(session, np.zeros((batch.samples, channels, *batch.latent[1:]), output.dtype))
         self.conditioning = {
             name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype))
@@ -161,6 +165,24 @@ class BoundBuffers:
         packed = self.row.packed({self.roles.timestep: clock, **self.row.widened(made)})
         self._of_times = (key, packed) if not of_steps else None  # what prompts take part in is another's next time
         return packed
+
+    def write_sample(self, latents: Array, extra: Array | None = None) -> None:
+        """Let the next run take these latents [images, channels, height, width], the same for all copies.
+
+        Args:
+            extra: [images, ``batch.extra``, height, width].
+        """
+        self.latents.write(np.concatenate([latents] * self.batch.copies))
+        if extra is not None:
+            self.sample.write(np.concatenate([np.concatenate([latents, extra], axis=1)] * self.batch.copies))
+
+    def feeds(self) -> list[dict[str, Array]]:
+        """Inputs of the next run by name, copied to the host: a dictionary for each part of the batch."""
+        buffers = {self.roles.sample: self.sample, **self.conditioning, **self.residuals}
+        whole = {name: buffer.read() for name, buffer in buffers.items()}
+        clock = self.row.read(self.roles.timestep)
+        parts = [{name: values[part] for name, values in whole.items()} for part in self.slices]
+        return [{**part, self.roles.timestep: clock} for part in parts]
 
     def clear_residuals(self) -> None:
         """Take away what controls of an earlier run left in the UNet's residual inputs."""

@@ -64,6 +64,13 @@ class StepRow:
         """Shape and dtype of an array."""
         return self._arrays[name]
 
+    def read(self, name: str) -> Array:
+        """An array as it is now."""
+        shape, dtype = self._arrays[name]
+        first = self._places[name]
+        content = self.words.read().view(np.uint8)[first : first + math.prod(shape) * dtype.itemsize]
+        return content.view(dtype).reshape(shape)
+
     def widened(self, values: Mapping[str, Array]) -> dict[str, Array]:
         """Arrays [steps, 1 or samples, ...], with all samples where the row has them."""
         return {name: np.broadcast_to(each, (len(each), *self._arrays[name][0])) for name, each in values.items()}
