@@ -193,6 +193,8 @@ class Steering:
 
     def prepare(self, step: int, steps: int, buffers: Any) -> None:
         assert steps == STEPS
+        # What a ControlNet reads at this point, also where the UNet takes more than the latents.
+        assert np.array_equal(buffers.latents.read(), buffers.sample.read()[:, : LATENT[0]])
         buffers.residuals[RESIDUAL].fill(self.values[step])
 
 

@@ -360,8 +360,9 @@ STAGE: Any = SimpleNamespace(size=(16, 48), schedule=7, part=Part(begin=Begin.NO
         (True, True, False, False, False),
         (True, True, False, True, False),
         (True, True, True, False, False),
-        (True, True, True, True, True),
+        (True, True, True, True, False),
         (True, False, False, False, True),
+        (False, True, True, True, True),
         (False, True, False, False, True),
     ],
 )
@@ -386,7 +387,14 @@ def test_steps_stay_on_the_device_where_they_can(
         seen["device"] = (batch, rows, *rest)
         return noise, [1.0, 2.0]
 
-    loop = SimpleNamespace(fits=lambda recurrence, batch: batches.append(batch) or fits, denoise=device)  # type: ignore[func-returns-value, redundant-expr]
+    def fitting(recurrence: Any, batch: Any) -> bool:
+        batches.append(batch)
+        return fits
+
+    def bound(batch: Any, conditions: Any, steered: bool) -> Any:
+        return "bound", batch.extra, steered
+
+    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound)
     controls: Any = SimpleNamespace(nets=["net"]) if nets else None
     monkeypatch.setattr(module, "denoise", host)
     monkeypatch.setattr(TextToImage, "_controls", lambda *_: controls)
@@ -406,7 +414,8 @@ def test_steps_stay_on_the_device_where_they_can(
     guidance, previews = [-2.0, 3.0], ("previews", SEEDS)
     if through_host:
         unet, steps, begun, draw, *rest = seen["host"]
-        assert (unet, steps, begun, draw) == (pipe.sessions["unet"], "steps", given, source.draw)
+        assert unet == ("bound", 5 if extra else 0, nets)
+        assert (steps, begun, draw) == ("steps", given, source.draw)
         assert rest == [guidance, advance, previews, controls, 4]
         assert source.drawn == []
     else:
