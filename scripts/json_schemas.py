@@ -7,7 +7,6 @@ python scripts/json_schemas.py --check    exit code 1 if a file is not what it w
 
 from __future__ import annotations
 
-import argparse
 import ast
 import dataclasses
 import enum
@@ -24,10 +23,11 @@ from collections.abc import Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
+from generated_files import REPOSITORY, parse_check, settle
+
 from sdort.console import DOCUMENTS, json_keys
 from sdort.options.declared_options import declared
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 SCHEMAS = "docs/schemas"
 PAGE = "docs/json.md"
 
@@ -236,22 +236,12 @@ def files() -> tuple[dict[Path, str], list[str]]:
 
 def main() -> None:
     """Write or check the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
+    check = parse_check(__doc__)
     contents, undocumented = files()
-    stale = [path for path, text in contents.items() if not path.is_file() or path.read_text() != text]
-    stale += sorted(set((REPOSITORY / SCHEMAS).glob("*.json")) - set(contents))
     for field in undocumented:
         print(f"without a docstring: {field}")
-    for path in stale:
-        print(f"{'differs' if check else 'wrote'}: {path.relative_to(REPOSITORY)}")
-        if not check and path in contents:
-            path.parent.mkdir(exist_ok=True)
-            path.write_text(contents[path])
-        elif not check:
-            path.unlink()
-    sys.exit(bool(undocumented or (check and stale)))
+    gone = dict.fromkeys(sorted(set((REPOSITORY / SCHEMAS).glob("*.json")) - set(contents)))
+    sys.exit(settle({**contents, **gone}, check=check) or bool(undocumented))
 
 
 if __name__ == "__main__":

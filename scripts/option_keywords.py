@@ -7,7 +7,6 @@ python scripts/option_keywords.py --check    exit code 1 if a file is not what i
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
 import textwrap
@@ -15,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from generated_files import REPOSITORY, parse_check, settle
+
 from sdort.options.declared_options import Option, declared
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 MARK = "# Written by scripts/option_keywords.py from what is declared above.\n"
 _WIDTH = 116
 """Characters of a line of a docstring within a class."""
@@ -145,16 +145,8 @@ def _entry(option: Option) -> list[str]:
 
 def main() -> None:
     """Write or check the files."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing")
-    check = parser.parse_args().check
-    contents = files()
-    stale = [path for path, text in contents.items() if path.read_text() != text]
-    for path in stale:
-        print(f"{'differs' if check else 'wrote'}: {path.relative_to(REPOSITORY)}")
-        if not check:
-            path.write_text(contents[path])
-    sys.exit(check and bool(stale))
+    check = parse_check(__doc__)
+    sys.exit(settle(files(), check=check))
 
 
 if __name__ == "__main__":

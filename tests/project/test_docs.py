@@ -353,7 +353,13 @@ def test_the_exit_codes_of_the_docs_are_the_programs() -> None:
     assert {int(code) for code in rows} == {0, 129, 130, 141, 143} | {c.exit_code for c in classes}
 
 
-SCRIPTS = [path for path in sorted((ROOT / "scripts").glob("*.py")) if "ArgumentParser(" in path.read_text()]
+SCRIPTS = {
+    path: text
+    for path in sorted((ROOT / "scripts").glob("*.py"))
+    if re.search(r"ArgumentParser\(|= parse_check\(", text := path.read_text()) and "__main__" in text
+}
+GENERATING = (ROOT / "scripts" / "generated_files.py").read_text()
+"""The arguments of some of them."""
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.stem)
@@ -367,7 +373,7 @@ def test_a_script_shows_its_help(
         runpy.run_path(str(script), run_name="__main__")
     assert end.value.code == 0
     usage, _, text = capsys.readouterr().out.partition("\n\n")
-    known = set(re.findall(r'"(--[a-z][\w-]*)"', script.read_text())) | COMMAND_OPTIONS | ALSO_OPTIONS
+    known = set(re.findall(r'"(--[a-z][\w-]*)"', SCRIPTS[script] + GENERATING)) | COMMAND_OPTIONS | ALSO_OPTIONS
     assert usage.startswith(f"usage: {script.name}")
     assert set(re.findall(r"(?<![\w-])--[a-z][\w-]*", text)) <= known
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json_schemas
 import pytest
+from generated_files import REPOSITORY
 from support.json_documents import check_document
 
 from sdort import console
@@ -15,7 +16,7 @@ def test_the_files_are_what_the_dataclasses_say() -> None:
     assert undocumented == []
     stale = [path.name for path, text in contents.items() if not path.is_file() or path.read_text() != text]
     assert stale == [], "run scripts/json_schemas.py"
-    folder = json_schemas.REPOSITORY / json_schemas.SCHEMAS
+    folder = REPOSITORY / json_schemas.SCHEMAS
     assert sorted(folder.iterdir()) == sorted(path for path in contents if path.parent == folder)
 
 

@@ -44,6 +44,7 @@ ELSEWHERE = {
     "deep_cache.py": "benchmark/test_time_scripts.py",
     "demo_as_sd1.py": "demo/test_wide_demo.py",
     "fuzz.py": "project/test_fuzz.py",
+    "generated_files.py": "project/test_generated_files.py",
     "gpu_benchmark.py": "benchmark/test_gpu_benchmark.py",
     "gpu_trust.py": "project/test_gpu_trust.py",
     "json_schemas.py": "project/test_json_documents.py",
