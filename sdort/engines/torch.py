@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -170,7 +171,7 @@ class TorchEngine:
             del classes[SAFETY_CHECKER]
         return {name for name, class_name in classes.items() if class_name is not None}
 
-    @property
+    @cached_property
     def _family(self) -> Family:
         return family_of(self._parts(), lambda name: self.index[name][1])
 

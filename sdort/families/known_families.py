@@ -70,6 +70,19 @@ def find_roles(inputs: Collection[str]) -> Roles | None:
     return max(fit, key=lambda roles: len(roles.names & set(inputs)), default=None)
 
 
+def find_text_encoder(hints: Collection[str], *, pooled: bool) -> str:
+    """The name of a text encoder.
+
+    Args:
+        hints: what it may be called; the first family's is meant where none is a text encoder's name.
+        pooled: whether it has a pooled output first, as an encoder of one name alone has, whatever it is called.
+    """
+    every = [(family.denoiser.roles.pooled, encoder) for family in FAMILIES.values() for encoder in family.encoders]
+    named = [encoder.component for _, encoder in every if encoder.component in hints]
+    pooling = [encoder.component for role, encoder in every if role in encoder.conditioning]
+    return (pooling if pooled else [*named, every[0][1].component])[0]
+
+
 def role_names(role: str) -> frozenset[str]:
     """The names that inputs of a role have in some family.
 

@@ -14,7 +14,6 @@ import numpy as np
 from sdort.console import detail, progress, say
 from sdort.errors import ParityError
 from sdort.families.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
-from sdort.families.known_families import DENOISERS
 from sdort.generation.denoising.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, remark_inputs
 from sdort.generation.denoising.device_loop import Loop
 from sdort.generation.denoising.guard import Guard, dead
@@ -126,9 +125,9 @@ class TextToImage:
         self.one_group = one_group
         self.openings = Openings()
         self._conditioning_outputs(1)
-        self.options = options or sessions[folder.denoiser].options
+        self.options = options or sessions[self.denoiser].options
         if self.denoiser in sessions:
-            self.loop = Loop(sessions[folder.denoiser])
+            self.loop = Loop(sessions[self.denoiser])
         self._steered = False
         """Whether the UNet has its inputs for images, where it opens when it is used."""
         self._running: tuple[Sequence[Request], list[Stage]] = ((), [])
@@ -336,7 +335,7 @@ class TextToImage:
 
     def release(self, component: str) -> None:
         """Give the memory of a session back before another one takes its place, where that matters."""
-        if component in DENOISERS:
+        if component == self.denoiser:
             self._close_unet()
 
     def _use_unet(self, *, steered: bool, cut: int = 0) -> None:
@@ -348,7 +347,7 @@ class TextToImage:
         """
         if cut or self.one_group:
             self.options = replace(self.options, deep_cut=cut)
-        controlled = steered and bool(steering_inputs(self.folder.file(self.folder.denoiser).signature.inputs))
+        controlled = steered and bool(steering_inputs(self.folder.file(self.denoiser).signature.inputs))
         if self.one_group:
             self._steered = controlled
             return
@@ -427,7 +426,7 @@ class TextToImage:
         """The session of a component, opened where it is not yet, or not any more."""
         self._begin_group(group_of(component))
         if component not in self.sessions:
-            self.sessions[component] = self._open(self.folder, component, component in DENOISERS and self._steered)
+            self.sessions[component] = self._open(self.folder, component, component == self.denoiser and self._steered)
             if is_adaptable(component):
                 self.adapters.renew()
         return self.sessions[component]
@@ -459,7 +458,7 @@ class TextToImage:
         path, refused = folder.models[component], None
         own = replace(
             self.options,
-            graph=self.options.graph and component in DENOISERS,
+            graph=self.options.graph and component == folder.denoiser,
             adapters=self.options.adapters and is_adaptable(component),
             control_inputs=controlled,
         )
@@ -544,7 +543,7 @@ class TextToImage:
         session = self.sessions[name]
         self.sessions[name] = self._opened_again(session.place, replace(session.options, adapters=True))
         self.adapters.forget(name)
-        if name in DENOISERS:
+        if name == self.denoiser:
             remark_inputs(self.sessions[name])
 
     def guidance(self, request: Request) -> list[float]:
@@ -622,7 +621,7 @@ class TextToImage:
         if None in kinds:
             of_any = next(iter(parts.values()))
             parts[None] = [{name: np.zeros_like(value) for name, value in part.items()} for part in of_any]
-        width = condition_width(self.sessions.get(self.denoiser) or self.folder.file(self.folder.denoiser).signature)
+        width = condition_width(self.sessions.get(self.denoiser) or self.folder.file(self.denoiser).signature)
         scale = (
             {}
             if width is None or not roles.guidance
@@ -885,7 +884,9 @@ def _open_sessions(
         name: (
             folder.models[name],
             replace(
-                options, graph=options.graph and name in DENOISERS, adapters=options.adapters and is_adaptable(name)
+                options,
+                graph=options.graph and name == folder.denoiser,
+                adapters=options.adapters and is_adaptable(name),
             ),
         )
         for name in folder.needed

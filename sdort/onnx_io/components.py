@@ -14,7 +14,7 @@ from onnx import TensorProto
 from sdort.console import say
 from sdort.errors import BadModelError, UsageError
 from sdort.families.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
-from sdort.families.known_families import COMPONENTS, DENOISERS, TEXT_ENCODERS, find_roles
+from sdort.families.known_families import COMPONENTS, DENOISERS, TEXT_ENCODERS, find_roles, find_text_encoder
 from sdort.families.safety_signature import safety_kind
 from sdort.families.unet import UNET
 from sdort.files.model_folder import check_model_folder
@@ -268,8 +268,7 @@ def recognise(proto: onnx.ModelProto, path: Path | None = None) -> str | None:
         # A ControlNet has the same inputs, an image too, and one output a level.
         return _which_denoiser(inputs, hints) if len(outputs) == 1 else CONTROLNET
     if _is_text_encoder(inputs, outputs):
-        named = next((name for name in TEXT_ENCODERS if name in hints), TEXT_ENCODERS[0])
-        return TEXT_ENCODERS[1] if _rank(outputs[0]) == 2 else named
+        return find_text_encoder(hints, pooled=_rank(outputs[0]) == 2)
     if len(inputs) == 1 and _is_image(inputs[0]) and all(_rank(info) == 3 for info in outputs):
         return IMAGE_ENCODER
     if len(inputs) == 1 and all(map(_is_image, [*inputs, *outputs])):
