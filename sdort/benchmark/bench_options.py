@@ -139,11 +139,7 @@ class BenchOptions:
 
 @dataclass(frozen=True)
 class BenchResults:
-    """Options of the outputs that are made of the measurements.
-
-    Raises:
-        UsageError: a number is out of its range.
-    """
+    """Options of the outputs that are made of the measurements."""
 
     preset: str | None = option(
         None,
@@ -226,9 +222,6 @@ class BenchResults:
         help="Replace the files of --save, --output, --report and --plots.",
         doc="Replace ``output``, ``save``, ``report`` and ``plots`` where they exist.",
     )
-
-    def __post_init__(self) -> None:
-        check_fields(self, *ranges_of(BenchResults).values())
 
 
 # Written by scripts/option_keywords.py from what is declared above.

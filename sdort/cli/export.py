@@ -50,7 +50,7 @@ Examples:
 @click.option("--overwrite", is_flag=True, help="Replace OUT, if sdort wrote everything in it.")
 @click.option("--dry-run", is_flag=True, help=DRY_RUN_HELP)
 @click.option("--json", "as_json", is_flag=True, help="Print a report as JSON.")
-@needs(SigningOptions)
+@needs(ExportedOptions, SigningOptions)
 def command(
     model: str,
     out: Path,

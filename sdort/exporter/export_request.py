@@ -16,8 +16,8 @@ from sdort.exporter.ip_adapters import IpAdapterFiles
 from sdort.exporter.replacements import MadeWith, Replacements
 from sdort.families.component_names import SAFETY_CHECKER
 from sdort.files.user_folders import traces_folder
-from sdort.options.declared_options import made_of, ranges_of
-from sdort.options.number_ranges import check_fields, parse_size
+from sdort.options.declared_options import lone_option, made_of, ranges_of
+from sdort.options.number_ranges import parse_size
 from sdort.options.option_types import check_types
 
 
@@ -26,7 +26,7 @@ class ExportRequest(ExportedOptions):
     """Checked options of an export.
 
     Raises:
-        UsageError: a number is out of its range, or two options exclude each other.
+        UsageError: two options exclude each other.
     """
 
     static: StaticSize | None
@@ -34,7 +34,6 @@ class ExportRequest(ExportedOptions):
     embedding: Sequence[EmbeddingChoice]
 
     def __post_init__(self) -> None:
-        check_fields(self, *ranges_of(ExportedOptions).values())
         if not self.safety_checker and SAFETY_CHECKER in self.components:
             raise UsageError("--component safety_checker and --no-safety-checker exclude each other")
 
@@ -76,6 +75,8 @@ def check_options(options: ExportOptions) -> ExportRequest:
     """
     choices = {each.__name__: each for each in (AdapterChoice, EmbeddingChoice)}
     check_types(options, get_type_hints(ExportOptions, localns=choices), ranges_of(ExportedOptions))
+    if problem := lone_option(options, ExportedOptions):
+        raise UsageError(problem)
     lora, embedding = options.get("lora") or (), options.get("embedding") or ()
     return made_of(
         ExportRequest,

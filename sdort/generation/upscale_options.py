@@ -6,18 +6,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from sdort.options.declared_options import option, option_of, ranges_of
-from sdort.options.number_ranges import QUALITY, check_fields
+from sdort.options.declared_options import option, option_of
+from sdort.options.number_ranges import QUALITY
 from sdort.providers.runtime_options import ExecutionOptions
 
 
 @dataclass(frozen=True, kw_only=True)
 class UpscaleOptions:
-    """Options of :func:`sdort.upscale`.
-
-    Raises:
-        UsageError: a number is out of its range.
-    """
+    """Options of :func:`sdort.upscale`."""
 
     output: Path | None = option(
         None,
@@ -66,9 +62,6 @@ class UpscaleOptions:
         ExecutionOptions, "fallback", doc="Whether the CPU may stand in for a named provider that does not load."
     )
     device_id: int = option_of(ExecutionOptions, "device_id")
-
-    def __post_init__(self) -> None:
-        check_fields(self, *ranges_of(UpscaleOptions).values())
 
 
 # Written by scripts/option_keywords.py from what is declared above.

@@ -36,7 +36,7 @@ from sdort.optimizer.report import OptimizeReport
 from sdort.optimizer.result_size import plan_space
 from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.summary import miss_lines, miss_number
-from sdort.options.declared_options import lone_option, made_of
+from sdort.options.declared_options import made_of
 from sdort.options.option_types import typed, with_options
 from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.explain_path import expect_onnx
@@ -149,8 +149,6 @@ def _check_request(request: OptimizeRequest) -> None:
 
 
 def _check_precision(request: OptimizeRequest) -> None:
-    if problem := lone_option(vars(request), OptimizationOptions):
-        raise UsageError(problem)
     if request.fp16_plan and request.measures:
         raise UsageError("--fp16 auto makes its own plan")
     if request.bf16 and request.fp16:

@@ -179,11 +179,19 @@ def made_of(owner: type[T], given: Mapping[str, Any], **more: Any) -> T:
     Args:
         given: option -> value; other names are left to others.
         more: fields that are no options.
+
+    Raises:
+        UsageError: a number is out of its range.
     """
     kind: type = owner
     options = {name: each for name, each in declared(kind).items() if given.get(name) is not None}
-    values = {name: Path(given[name]) if each.is_path else given[name] for name, each in options.items()}
-    return owner(**values, **more)
+    return owner(**{name: _held(each, given[name]) for name, each in options.items()}, **more)
+
+
+def _held(option: Option, value: Any) -> Any:
+    if option.is_path:
+        return Path(value)
+    return option.range.check(value) if option.range else value
 
 
 def lone_option(given: Mapping[str, Any], *classes: type) -> str | None:

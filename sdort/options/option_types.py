@@ -20,7 +20,7 @@ from types import SimpleNamespace
 from typing import Any, Literal, ParamSpec, TypeGuard, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from sdort.errors import UsageError
-from sdort.options.declared_options import Option, declared, ranges_of
+from sdort.options.declared_options import Option, declared, lone_option, ranges_of
 from sdort.options.number_ranges import RANGES, Range, flag_of, shown
 
 P = ParamSpec("P")
@@ -60,8 +60,8 @@ def typed(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def with_options(*classes: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A function that takes the options of dataclasses as ``**options``: they are held to their types, and stand in its
-    signature and its documentation as if each was a parameter.
+    """A function that takes the options of dataclasses as ``**options``: they are held to their types, are refused
+    without those that they need, and stand in its signature and its documentation as if each was a parameter.
 
     Args:
         classes: declare the options (:mod:`sdort.options.declared_options`).
@@ -76,6 +76,8 @@ def with_options(*classes: type) -> Callable[[Callable[P, R]], Callable[P, R]]:
             signature.bind(*args, **kwargs)
             for owner in classes:
                 _check_all({name: kwargs[name] for name in declared(owner) if name in kwargs}, owner)
+            if problem := lone_option(kwargs, *classes):
+                raise UsageError(problem)
             return function(*args, **kwargs)
 
         checked.__signature__ = signature  # type: ignore[attr-defined]

@@ -17,6 +17,7 @@ from sdort.cli import COMMANDS, cli
 from sdort.cli.number_types import Duration, NumberList, Real, SizeList, Whole
 from sdort.errors import UsageError
 from sdort.optimizer.provider_choice import best_here
+from sdort.options.number_ranges import flag_of
 from sdort.verification.command_line import VerifyOptions
 
 RECORDED = 77
@@ -304,12 +305,17 @@ def test_a_parameter_of_an_optimization_is_its_option(name: str, value: Any, mon
     calls: list[tuple[Callable[..., Any], str]] = [(sdort.optimize, "_check_request")]
     if name not in ("sdort_ops", "expect", "allow_misses", "explain", "report", "check"):
         calls.append((sdort.plan_optimize, "_check_request"))
+    needed: dict[str, Any] = {"fp16": True} if name in ("fp16_plan", "io_fp16") else {}
+    values = {**needed, name: value}
     for call, stop in calls:
-        plain = arrived(monkeypatch, module, stop, lambda call=call: call("a", "b"))  # type: ignore[misc]
-        given = arrived(monkeypatch, module, stop, lambda call=call: call("a", "b", **{name: value}))  # type: ignore[misc]
+        if needed:
+            with pytest.raises(UsageError, match=f"{flag_of(name)} needs --fp16"):
+                call("a", "b", **{name: value})
+        plain = arrived(monkeypatch, module, stop, lambda call=call: call("a", "b", **needed))  # type: ignore[misc]
+        given = arrived(monkeypatch, module, stop, lambda call=call: call("a", "b", **values))  # type: ignore[misc]
         assert difference(plain, given) == {f".{name}": held}
         auto = arrived(monkeypatch, module, stop, lambda call=call: call("a", "b", fp16="auto"))  # type: ignore[misc]
-        assert difference(plain, auto) == {".fp16": "auto"}
+        assert auto[".fp16"] == "auto"
         assert (plain[".source"], plain[".out"], plain[".provider"]) == (Path("a"), Path("b"), best_here().name)
 
 

@@ -215,7 +215,6 @@ def test_nodes_that_stay_in_fp32_are_told_with_their_share() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"io_fp16": True}, "--io-fp16 needs --fp16"), ({"fp16_plan": Path("p")}, "--fp16-plan needs --fp16"),
         ({"fp16_plan": Path("p"), "fp16": "auto"}, "--fp16 auto makes its own plan"),
         ({"bf16": True, "fp16": True, "provider": "migraphx"}, "--bf16 and --fp16 exclude each other"),
         ({"bf16": True, "provider": "rocm"}, "bf16"), ({"fp16": True, "io_fp16": True, "fp16_plan": Path("p")}, ""),

@@ -8,9 +8,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from sdort.options.number_ranges import flag_of
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "add-an-option.md").read_text()
@@ -89,3 +92,110 @@ def test_an_option_has_two_places(changed: Path, tmp_path: Path) -> None:
         "other key": 2,
         "other schedule": True,
     }  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of the page's table of commands."""
+
+    command: str
+    file: str
+    declared_in: str
+    arrives_in: str
+    rest: str
+
+    @property
+    def option(self) -> str:
+        """The name of an option that nobody else has."""
+        return f"imagined_by_{self.declared_in.lower()}"
+
+
+ROWS = [
+    Row(*cells)
+    for cells in re.findall(r"^\| `(\w+)` \| `(sdort/\S+\.py)` \| `(\w+)` \| `(\w+)`(.*) \|$", PAGE, re.MULTILINE)
+]
+IMAGINED = '    {}: int = option(3, within=(1, 9, "it is imagined"), help="Nothing yet.", doc="Number of nothing.")\n'
+ARRIVED = """
+import importlib, inspect, json, sys
+from click.testing import CliRunner
+from sdort.options import declared_options
+
+made, make = [], declared_options.made_of
+declared_options.made_of = lambda owner, given, **more: made.append(make(owner, given, **more)) or made[-1]
+
+import sdort
+from sdort.cli import cli
+from sdort.errors import UsageError
+from sdort.exporter.export_options import ExportOptions
+
+STOPS = {
+    "optimize": ("sdort.optimizer.command", ["_check_request"], ["a", "b"], []),
+    "verify": ("sdort.verification.command", ["verify_pipeline"], ["a"], []),
+    "warm": ("sdort.warmup.command", ["pipeline_folder", "ready_folder"], ["a"], []),
+    "bench": ("sdort.benchmark.command", ["measure_pipeline"], ["a"], []),
+    "export": ("sdort.exporter.command", ["_export", "check_output"], ["a", "b"], []),
+    "upscale": ("sdort.generation.upscaled_files", ["read_picture"], ["a"], ["--model", "b"]),
+}
+
+class Stopped(BaseException):
+    pass
+
+def stop(*_, **__):
+    raise Stopped
+
+def arrived(name, call, *arguments, **options):
+    made.clear()
+    try:
+        call(*arguments, **options)
+    except Stopped:
+        pass
+    return {type(each).__name__: getattr(each, name) for each in made if getattr(each, name, 3) != 3}
+
+def told(name, command):
+    module, stops, paths, words = STOPS[command]
+    for each in stops:
+        setattr(importlib.import_module(module), each, stop)
+    run, call, plan = CliRunner().invoke, getattr(sdort, command), getattr(sdort, f"plan_{command}", None)
+    given, words, flag = [*paths, *words[1:]], [command, *paths, *words], f"--{name.replace('_', '-')}"
+    try:
+        call(*given, **{name: 99})
+    except UsageError as error:
+        refused = str(error)
+    planned = plan and name in {**inspect.signature(plan).parameters, **ExportOptions.__annotations__}
+    return {
+        "help": f"{flag} INTEGER" in run(cli, [command, "--help-all"]).output,
+        "refused": refused,
+        "refused as a word": run(cli, [*words, flag, "99"]).exit_code,
+        "arrives": arrived(name, call, *given, **{name: 5}),
+        "arrives as a word": arrived(name, run, cli, [*words, flag, "5"]),
+        "is planned": arrived(name, plan, *given, **{name: 5}) if planned else {},
+        "is planned as a word": arrived(name, run, cli, [*words, flag, "5", "--dry-run"]) if plan else {},
+    }
+
+print(json.dumps({name: told(name, command) for name, command in json.loads(sys.argv[1]).items()}))
+"""
+
+
+def test_every_command_makes_all_of_a_declaration(changed: Path) -> None:
+    for row in ROWS:
+        path, imagined = changed / row.file, IMAGINED.format(row.option)
+        first = rf"(?s)(\nclass {row.declared_in}\b.+?\n)(    \w+: [^\n]+ = option)"
+        text, count = re.subn(first, rf"\1{imagined}\2", path.read_text(), count=1)
+        assert count == 1, row
+        path.write_text(text)
+    _run(changed, "scripts/option_keywords.py")
+    assert [row for row in ROWS if f"    {row.option}: int\n" not in (changed / row.file).read_text()] == []
+    found = json.loads(_run(changed, "-c", ARRIVED, json.dumps({row.option: row.command for row in ROWS})))
+    assert {row.command for row in ROWS} == {"optimize", "verify", "warm", "bench", "export", "upscale"}
+    for row in ROWS:
+        arrives = {row.arrives_in: 5}
+        planned = arrives if "--dry-run" in row.rest else {}
+        assert found[row.option] == {
+            "help": True,
+            "refused": f"{flag_of(row.option)} 99 is not a whole number from 1 to 9: it is imagined",
+            "refused as a word": 2,
+            "arrives": arrives,
+            "arrives as a word": arrives,
+            "is planned": planned,
+            "is planned as a word": planned,
+        }, row
