@@ -11,7 +11,7 @@ import click
 
 from sdort.benchmark.bench_options import ENGINES, TORCH_ENGINES, BenchOptions, BenchResults
 from sdort.cli.from_options import given, options_of, sections
-from sdort.cli.options import show_placement
+from sdort.cli.placement import show_placement
 from sdort.cli.sections import SectionedCommand
 from sdort.providers.runtime_options import ExecutionOptions
 

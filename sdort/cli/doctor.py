@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.number_types import Whole
-from sdort.options.number_ranges import DEVICE_ID
+from sdort.cli.from_options import options_of
 from sdort.providers import PROVIDER_NAMES
+from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
     from sdort.doctor.diagnosis import Diagnosis
@@ -29,7 +29,7 @@ Examples:
     show_default="any",
     help="Check what this execution provider needs.",
 )
-@click.option("--device-id", type=Whole(DEVICE_ID), default=0, help="Number of the GPU.")
+@options_of(ExecutionOptions, only=["device_id"])
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(provider: str | None, device_id: int, as_json: bool) -> None:
     """Examine this machine: ONNX Runtime, GPUs, drivers, caches.

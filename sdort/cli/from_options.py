@@ -9,8 +9,8 @@ from typing import Any, TypeVar, cast
 
 import click
 
+from sdort.cli.completions import complete_files, complete_fusions, complete_schedulers
 from sdort.cli.number_types import NumberList, Real, Size, SizeList, Whole
-from sdort.cli.options import complete_files, complete_fusions, complete_schedulers
 from sdort.options.declared_options import Option, declared, lone_option, sections_of
 
 Command = Callable[..., Any]

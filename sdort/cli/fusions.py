@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.options import complete_fusions
+from sdort.cli.completions import complete_fusions
 
 if TYPE_CHECKING:
     from sdort.optimizer.fusion_list import FusionDescription, FusionList

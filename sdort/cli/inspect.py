@@ -108,7 +108,7 @@ def _show_differences(diff: ModelDiff) -> None:
 
 
 def _place(path: Path, provider: str, as_json: bool) -> None:
-    from sdort.cli.options import show_placement
+    from sdort.cli.placement import show_placement
     from sdort.console import emit_json
     from sdort.inspection.command import placement
 

@@ -10,7 +10,7 @@ from click.core import ParameterSource
 
 from sdort.benchmark.bench_options import BenchOptions
 from sdort.cli.from_options import options_of, sections
-from sdort.cli.options import show_placement
+from sdort.cli.placement import show_placement
 from sdort.cli.sections import SectionedCommand
 from sdort.errors import SdortError
 from sdort.generation.requests.typed_options import GENERATION

@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from sdort import console
 from sdort.checkpoints.configs import INDEX
 from sdort.cli import cache as cache_command
-from sdort.cli import cli, fusions, optimize, options
+from sdort.cli import cli, completions, fusions, optimize, placement
 from sdort.cli import inspect as inspect_command
 from sdort.cli import ops as ops_command
 from sdort.cli import tuning as tuning_command
@@ -562,7 +562,7 @@ def test_completions_begin_as_what_was_typed(beginning: str, monkeypatch: pytest
     monkeypatch.setattr("sdort.rewrite.fusion_names.fusion_names", lambda: ["group_norm", "gelu", "a_group"])
     found: dict[str, list[str]] = {"": ["group_norm", "gelu", "a_group"], "group": ["group_norm"], "x": []}
     context: Any = None
-    assert options.complete_fusions(context, context, beginning) == found[beginning]
+    assert completions.complete_fusions(context, context, beginning) == found[beginning]
 
 
 # Inspections, placements, verifications
@@ -630,8 +630,8 @@ def test_a_difference_is_of_the_first_path_to_the_second(
 def test_remarks_on_a_placement_stand_below_it(printed: Printed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sdort.inspection.profile.placement_table", lambda placements: f"table of {placements}")
     placed: Any = ["p"]
-    options.show_placement(placed, [])
-    options.show_placement(placed, ["one", "two"])
+    placement.show_placement(placed, [])
+    placement.show_placement(placed, ["one", "two"])
     assert printed == [("show", "table of ['p']"), ("show", "table of ['p']"), ("show", "\none\ntwo")]
     found = SimpleNamespace(placement=["q"], remarks=["r"])
     monkeypatch.setattr(

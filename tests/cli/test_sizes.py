@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from sdort.cli import cli
+from sdort.cli.completions import complete_schedulers
 from sdort.cli.number_types import Size, SizeList
-from sdort.cli.options import complete_schedulers
 from sdort.errors import UsageError
 from sdort.exporter.export_options import StaticSize
 from sdort.exporter.export_request import check_options

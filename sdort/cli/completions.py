@@ -1,17 +1,11 @@
-"""Options that several commands share."""
+"""Values of options, for the shell's completion."""
 
 from __future__ import annotations
-
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 from sdort.samplers.scheduler_names import CLASSES, SAMPLERS, leveled_names
-
-if TYPE_CHECKING:
-    from sdort.inspection.profile import Placement
 
 
 def complete_fusions(ctx: click.Context, option: click.Parameter, incomplete: str) -> list[str]:
@@ -33,13 +27,3 @@ def complete_schedulers(ctx: click.Context, option: click.Parameter, incomplete:
 def complete_files(ctx: click.Context, option: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Files, for the shell's completion of options that take a file and something behind it."""
     return [CompletionItem(incomplete, type="file")]
-
-
-def show_placement(placements: Sequence[Placement], lines: Sequence[str]) -> None:
-    """Print what :mod:`sdort.inspection.profile` found."""
-    from sdort.console import show
-    from sdort.inspection.profile import placement_table
-
-    show(placement_table(placements))
-    if lines:
-        show("\n" + "\n".join(lines))
