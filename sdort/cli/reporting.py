@@ -7,33 +7,12 @@ import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import click
 
 from sdort.cli.interruption import received
-from sdort.console import document
 from sdort.errors import SIGNAL_WORDS, OutputError, SdortError, UsageError
-
-
-@document("error", 1, is_open=True)
-@dataclass(frozen=True)
-class ErrorReport:
-    """A command's failure under ``--json``; beside these fields it holds the result as far as the command came."""
-
-    error: str
-    """The error, in words."""
-    type: str
-    """The class of the error, as from Python: ``BadModelError``."""
-    exit_code: int
-    """The command's exit code."""
-    component: str | None = None
-    """The component of the pipeline that it happened in."""
-    node: str | None = None
-    """The ONNX node or tensor that it happened at."""
-    hint: str | None = None
-    """The next step, in words; commands to copy stand on lines that begin with four spaces."""
-
 
 SIGNALLED = 128  # and the signal's number, as shells report it
 
@@ -107,7 +86,7 @@ def _print_message(error: BaseException, message: str) -> None:
 
 
 def _print_json(error: BaseException, message: str, exit_code: int) -> None:
-    from sdort.cli.reporting import ErrorReport
+    from sdort.cli.error_report import ErrorReport
     from sdort.console import emit_json, to_json
 
     report = ErrorReport(message, type(error).__name__, exit_code)
