@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _HOME, _WATCH = pytest.StashKey[Path](), pytest.StashKey[homes.Watch]()
 _numbers = itertools.count()
-COLLECTOR = (20_000, 10, 100)
+COLLECTOR = (100_000, 20, 100)
 """Of the garbage collector: new objects before it looks at them, and how often it looks before it takes older ones."""
 
 
