@@ -1,4 +1,4 @@
-"""The JSON of an error."""
+"""The JSON of an error, apart from what reports errors: that is imported for ``--help`` too, which takes no console."""
 
 from __future__ import annotations
 
