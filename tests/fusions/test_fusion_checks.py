@@ -274,3 +274,17 @@ def test_a_mode_that_is_left_out_is_nearest(name: str) -> None:
         node = gs.Node("Resize", attrs={} if mode is None else {"mode": mode})
         found[mode] = bool(concerns(None, node))
     assert found == modes
+
+
+HEADS = {(1, 256): False, (1, 288): True, (1, 272): False, (2, 512): False, (2, 576): True, (2, 544): False,
+         (3, 768): False, (3, 864): True, (3, 800): False, (4, 1088): False}  # fmt: skip
+"""Heads and width of an attention -> whether each of its heads is wider than 256 and of whole 32s."""
+
+
+@pytest.mark.parametrize(("heads", "width"), HEADS)
+def test_wide_heads_are_measured_one_by_one(heads: int, width: int) -> None:
+    """The width of all of them may be of whole 32s where one is not: the kernel that takes any size is slow."""
+    fusion = load_fusions()["wide_attention"]
+    model = before_model(fusion, 0, np.random.default_rng(0))
+    both(attribute("num_heads", heads), widths(width))(model)
+    assert apply_fusion(fusion, Editor(from_proto(model, None, "test"))).matched == HEADS[heads, width]
