@@ -172,6 +172,22 @@ def test_a_file_has_the_prefixs_tensors_its_alphas_and_its_settings(unet: Unet) 
     assert list(unet.peft_config) == ["default_0", "default_1"]
 
 
+@pytest.mark.parametrize("metadata", [None, {}, {"lora_alpha": 4}], ids=["no settings", "empty settings", "settings"])
+@pytest.mark.parametrize("alphas", [None, {}, {f"{Q}.lora_A.weight.alpha": 3.0}], ids=["no alphas", "{}", "alphas"])
+def test_alphas_and_settings_are_kept_each_without_the_other(
+    alphas: dict[str, float] | None, metadata: dict[str, int] | None, unet: Unet
+) -> None:
+    """peft's files have settings and no alphas, kohya's the other way round."""
+    unet.load_lora_adapter(tensors(2), network_alphas=alphas, metadata=metadata)
+    assert unet.adapters
+    (path,) = unet.adapters.files.values()
+    assert {name: value.item() for name, value in load_file(path).items() if name.endswith("alpha")} == (
+        {f"{Q}.alpha": 3} if alphas else {}
+    )
+    with safe_open(path, "pt") as file:
+        assert (file.metadata() or {}) == ({"lora_adapter_metadata": '{"lora_alpha": 4}'} if metadata else {})
+
+
 def test_weights_are_one_for_all_or_one_for_each(unet: Unet) -> None:
     for value, name in enumerate("abc", 1):
         unet.load_lora_adapter(tensors(value), adapter_name=name)
