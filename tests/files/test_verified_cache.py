@@ -83,6 +83,20 @@ def test_what_cannot_be_kept_is_told(tmp_path: Path, capsys: pytest.CaptureFixtu
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file"]
 
 
+@pytest.mark.parametrize("more", [-1, 0, 1, 64, 65, 66])
+def test_what_is_kept_can_be_read_up_to_the_limit(
+    more: int, cache: VerifiedCache, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cache.store("unet", KEY, b"")
+    path = cache.path("unet", KEY)
+    content = bytes(cache.limit - path.stat().st_size + more)
+    path.unlink()
+    cache.store("unet", KEY, content)
+    assert path.exists() == (more <= 0)
+    assert cache.load("unet", KEY) == (content if more <= 0 else None)
+    assert ("more than the cache takes" in " ".join(capsys.readouterr().err.split())) == (more > 0)
+
+
 NO_KEYS = (
     b"", b"[1]", b"x", b"null", b'"folder"', b"5e400", b"1" * 5000, b"[" * 400_000, b"\xff\xfe", b'{"a": 1, "a": 2}',
     b'{"folder": NaN}', b'{"folder": 1}', b'{"folder": "\\ud800"}', b'{"folder": "\\u0000"}', b'{"folder": ["/gone"]}',

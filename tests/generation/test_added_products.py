@@ -251,6 +251,19 @@ def test_switches_in_any_order_give_what_the_host_computes(
         np.testing.assert_array_equal(values, plain[name])
 
 
+def test_every_switch_is_another_version_of_the_weights(tmp_path: Path) -> None:
+    """Taking adapters off too: what was prepared of the weights is made again."""
+    opened, drawing = Open(tmp_path, CHAINS), Drawing(tmp_path, np.random.default_rng(0))
+    shapes = [item for each in opened.shapes.values() for item in each.items()]
+    versions = [opened.replaced.version]
+    for count in (1, 0, len(shapes), 1, 0):
+        opened.switch({parameter: [(drawing.delta("LoRA", shape), 1.0)] for parameter, shape in shapes[:count]})
+        versions.append(opened.replaced.version)
+    assert versions == sorted({*versions})
+    opened.switch({})  # nothing is there to take off
+    assert opened.replaced.version == versions[-1]
+
+
 @pytest.mark.parametrize("kind", QUICK)
 def test_products_never_become_whole_differences_on_the_host(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

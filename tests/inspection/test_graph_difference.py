@@ -18,8 +18,10 @@ from support.small_graphs import parse, run
 import sdort
 from sdort.cli import cli
 from sdort.errors import SdortError
+from sdort.graph.operator import REQUIRED, Operator
 from sdort.inspection.graph_difference import Place, differing_places
 from sdort.onnx_io.load import from_proto
+from sdort.operators import load_operators
 from sdort.rewrite.fusion import load_fusions
 
 NUMBERS = ", ".join(str(number) for number in range(64))
@@ -94,6 +96,33 @@ def test_names_orders_and_defaults_make_no_difference() -> None:
     del proto.graph.node[:]
     proto.graph.node.extend(nodes[index] for index in order)
     assert places(TEXT, proto) == []
+
+
+DEFAULTS = [
+    (operator, name)
+    for operator in load_operators().values()
+    for name, value in operator.attributes.items()
+    if value is not REQUIRED and value is not None
+]
+"""Operators of other domains than ONNX's, and their attributes that may be left out."""
+
+
+@pytest.mark.parametrize(("operator", "name"), DEFAULTS, ids=lambda each: getattr(each, "qualified_name", each))
+def test_a_default_that_is_written_makes_no_difference_in_any_domain(operator: Operator, name: str) -> None:
+    """A file has it in fp32, which 1e-5 is not."""
+    needed = {key: 1 for key, value in operator.attributes.items() if value is REQUIRED}
+
+    def model(**more: Any) -> onnx.ModelProto:
+        node = onnx.helper.make_node(operator.name, ["x"], ["y"], domain=operator.domain, **needed, **more)
+        infos = [onnx.helper.make_tensor_value_info(each, onnx.TensorProto.FLOAT, [4]) for each in ("x", "y")]
+        graph = onnx.helper.make_graph([node], "g", infos[:1], infos[1:])
+        opsets = [onnx.helper.make_opsetid(domain, 1 if domain else 23) for domain in ("", operator.domain)]
+        return onnx.helper.make_model(graph, opset_imports=opsets, ir_version=10)
+
+    default = operator.attributes[name]
+    assert places(model(), model(**{name: default})) == []
+    other: Any = "SAME_UPPER" if isinstance(default, str) else default + 1 if isinstance(default, int | float) else [7]
+    assert [place.kind for place in places(model(), model(**{name: other}))] == ["attribute"]
 
 
 @pytest.mark.parametrize("name", sorted({name for name, _ in CASES}))

@@ -13,7 +13,7 @@ import pytest
 from support.runtime_copies import PLACE, install
 
 from sdort.errors import ProviderError
-from sdort.machine import distributions
+from sdort.machine import distributions, onnxruntime_copies
 from sdort.machine.onnxruntime_copies import Flavour, RuntimeCopy, find_copies
 
 NAMES = ("onnxruntime", "onnxruntime-qnn", "acme.ort-build")
@@ -45,6 +45,18 @@ def test_the_first_on_the_path_is_what_python_imports(order: tuple[str, ...], tm
         [sys.executable, "-S", "-c", code], env={"PYTHONPATH": os.pathsep.join(path)}, capture_output=True, text=True
     )
     assert done.stdout.strip() == found[0].owners[0].version
+
+
+def test_a_folder_under_several_names_is_one_copy(tmp_path: Path) -> None:
+    """``lib64`` is a link to ``lib`` in environments of some systems, and both are on the path."""
+    install(tmp_path / "lib", "onnxruntime", "1")
+    (tmp_path / "lib64").symlink_to("lib")
+    names = [tmp_path / "lib64", tmp_path / "lib", tmp_path / "lib" / ".." / "lib64"]
+    for path in itertools.permutations(map(str, names)):
+        assert [copy.folder for copy in find_copies(path)] == [(tmp_path / "lib").resolve()]
+    (tmp_path / "lib" / "onnxruntime" / "__init__.py").unlink()  # and so where its code is gone
+    onnxruntime_copies._copy.cache_clear()
+    assert [copy.folder for copy in find_copies(map(str, names))] == [(tmp_path / "lib").resolve()]
 
 
 def test_a_copy_that_no_distribution_lists_is_called_what_its_build_says(tmp_path: Path) -> None:

@@ -152,6 +152,25 @@ def test_attention_holds_scores_where_no_kernel_takes_its_head(width: int, held:
     assert activation_bytes(file, sample, CPU) == 4 * tensor * 4 + 3 * tensor * 4  # query, key and value once more
 
 
+@pytest.mark.parametrize(
+    ("more", "held"),
+    [("", False), (', ""', False), (', "", "", ""', False), (', "", "", m', True), (', "", m', True)],
+)
+def test_a_mask_has_the_cpu_hold_the_scores_and_an_input_that_is_left_out_does_not(
+    more: str, held: bool, tmp_path: Path
+) -> None:
+    text = (
+        ATTENTION.replace("C]", "512]")
+        .replace(" k) =>", " k, float16[N, 1, S, L] m) =>")
+        .replace("k, k)", f"k, k{more})")
+    )
+    plain = one(text.replace(more + ")", ")") if more else text, tmp_path)
+    without = activation_bytes(plain, Sample(3, sequence=7), CPU)
+    assert without is not None
+    found = activation_bytes(one(text, tmp_path), Sample(3, sequence=7), CPU)
+    assert found == without + held * 4 * 3 * 2 * 7 * 7
+
+
 def test_sigmoids_of_what_they_are_multiplied_with_take_nothing(tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[N, S, 4] x) => (float[N, S, 4] y) {'
     body = " a = Neg (x) s = Sigmoid (a) b = Mul (OTHER, s) y = Neg (b) }"
