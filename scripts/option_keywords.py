@@ -88,6 +88,13 @@ TABLES = (
         bases=("GenerationOptions", "LoadOptions"),
     ),
     Table(
+        "sdort.batches.batch_options",
+        "BatchKeywords",
+        "Options of :func:`sdort.batch`, all optional.",
+        ("DrawnOptions", "BatchOptions"),
+        ("LoadOptions",),
+    ),
+    Table(
         "sdort.generation.upscale_options",
         "UpscaleKeywords",
         "Options of :func:`sdort.upscale`, all optional.",

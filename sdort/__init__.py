@@ -25,6 +25,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 __all__ = [
     "Ablation",
+    "BatchReport",
     "Diagnosis",
     "ExportReport",
     "FusionList",
@@ -40,6 +41,7 @@ __all__ = [
     "Warmup",
     "__version__",
     "add_model",
+    "batch",
     "bench",
     "build_ops",
     "cache_limit",
@@ -83,6 +85,10 @@ _MODULES = {
     "sdort.doctor.caches": (
         "clean_cache",
         "list_cache",
+    ),
+    "sdort.batches.command": (
+        "BatchReport",
+        "batch",
     ),
     "sdort.benchmark.ablation": ("Ablation",),
     "sdort.benchmark.command": ("bench",),

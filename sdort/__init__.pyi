@@ -1,6 +1,8 @@
 """The public names of sdort with their types; sdort/__init__.py imports each when it is first asked for."""
 
 from sdort import errors as errors
+from sdort.batches.command import BatchReport as BatchReport
+from sdort.batches.command import batch as batch
 from sdort.benchmark.ablation import Ablation as Ablation
 from sdort.benchmark.command import bench as bench
 from sdort.benchmark.measure import Measurement as Measurement

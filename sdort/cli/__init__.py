@@ -19,6 +19,7 @@ COMMANDS = (
     "export",
     "optimize",
     "run",
+    "batch",
     "upscale",
     "verify",
     "bench",

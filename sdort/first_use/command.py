@@ -156,8 +156,8 @@ def _planned(pipeline: str | Path, prompt: str | Sequence[str], options: RunOpti
     paths = plan_paths(jobs)
     with phase("the model's folder"):
         folder = pipeline_folder(pipeline, runtime, partial(_check_tasks, jobs))
-    part = cache(lambda model, *check: part_folder(model, runtime, *check))
-    return prepare_run(folder, [_with_parts(job, part) for job in jobs], paths, runtime)
+    part = parts_of(runtime)
+    return prepare_run(folder, [with_parts(job, part) for job in jobs], paths, runtime)
 
 
 def _check_tasks(jobs: Sequence[Job], unmade: Unmade) -> None:
@@ -174,7 +174,12 @@ def _jobs(prompt: str | Sequence[str], options: RunOptions) -> tuple[RuntimeOpti
     return runtime, plan_unfinished(prompt, cast("GenerationOptions", generating))
 
 
-def _with_parts(job: Job, part: Callable[..., Path]) -> Job:
+def parts_of(runtime: RuntimeOptions) -> Callable[..., Path]:
+    """What finds a refiner or a ControlNet, or makes it ready; each once."""
+    return cache(lambda model, *check: part_folder(model, runtime, *check))
+
+
+def with_parts(job: Job, part: Callable[..., Path]) -> Job:
     """A job whose refiner and ControlNets are folders of ONNX models, as ``part`` makes them of checkpoints."""
     first = job.requests[0]
     refiner = part(first.refiner) if first.refiner else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
@@ -145,7 +145,7 @@ class Pipeline:
 
     def _generate_all(self, jobs: Sequence[Job]) -> Generation:
         """The images of jobs, which are checked before the first one begins."""
-        models, device_id = self._models, self._options.device_id
+        models = self._models
         jobs = [job.for_pipeline(models.folder) for job in jobs]
         written = jobs[0].output is not None or jobs[0].quality is not None or jobs[0].grid
         paths, needed = plan_paths(jobs) if written else None, 0
@@ -155,23 +155,48 @@ class Pipeline:
         paths = None if paths is None else left.paths
         plans: list[RequestPlan] = []
         for job in left.jobs:
-            plan = check_job(models.folder, job, paths)
-            with job.named():
-                if self._options.memory == LOW:  # whose sessions are closed
-                    refuse_low(models.folder, plan, job.images, models.provider, device_id)
-                    more = 0
-                else:
-                    more = refuse_generation(
-                        models.folder, plan.request, job.images, models.provider, device_id, self._held,
-                        refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
-                        stages=plan.stages,
-                    )  # fmt: skip
+            plan, more = self._plan(job, paths)
             needed = max(needed, more)
             plans.append(plan)
         _check_grid_of(left.jobs, plans, paths)
         result = self._run_jobs(left, paths, plans)
         self._held = max(self._held, needed)
         return result
+
+    def generate_job(
+        self, job: Job, paths: Sequence[Path], on_image: Callable[[int, Image | None], None] = lambda *_: None
+    ) -> Generation:
+        """Generate the images of a planned job, and tell each as soon as it is written.
+
+        Args:
+            job: of :func:`sdort.generation.job.plan_jobs`.
+            paths: the file of each image, in the order of the requests.
+            on_image: called with the number of each image, and the image; None where it shows nothing and is not
+                written.
+
+        Raises:
+            SdortError: as :meth:`generate`, but for images that show nothing.
+        """
+        with self._turns.take(job.cancel):
+            job = job.for_pipeline(self._models.folder)
+            plan, needed = self._plan(job, paths)
+            result = self._generate(job, plan, list(paths), [], [], on_image)
+            self._held = max(self._held, needed)
+            return result
+
+    def _plan(self, job: Job, paths: Sequence[Path] | None) -> tuple[RequestPlan, int]:
+        """The plan of a job that fits into the memory, and the bytes that it takes beside what is held."""
+        models, device_id = self._models, self._options.device_id
+        plan = check_job(models.folder, job, paths)
+        with job.named():
+            if self._options.memory == LOW:  # whose sessions are closed
+                refuse_low(models.folder, plan, job.images, models.provider, device_id)
+                return plan, 0
+            return plan, refuse_generation(
+                models.folder, plan.request, job.images, models.provider, device_id, self._held,
+                refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
+                stages=plan.stages,
+            )  # fmt: skip
 
     def _run_jobs(self, unfinished: Unfinished, paths: list[Path] | None, plans: Sequence[RequestPlan]) -> Generation:
         """The images of jobs, one after the other. One that shows nothing ends the run when all others are done.
@@ -199,10 +224,16 @@ class Pipeline:
         return replace(result, grid=_grid(first, result.images, paths)) if first.grid and paths else result
 
     def _generate(
-        self, job: Job, plan: RequestPlan, paths: list[Path], written: list[Path], bad: list[BadImage]
+        self,
+        job: Job,
+        plan: RequestPlan,
+        paths: list[Path],
+        written: list[Path],
+        bad: list[BadImage],
+        on_image: Callable[[int, Image | None], None] = lambda *_: None,
     ) -> Generation:
         """The images of a job, whose files are ``paths``, if there are some; they are added to ``written``, and those
-        that show nothing to ``bad``."""
+        that show nothing to ``bad``. Each is told to ``on_image``."""
         models, requests = self._models, job.requests
         owners = [request for request in requests for _ in range(request.num_images)]
         places = [job.place_of(at) for at, request in enumerate(requests) for _ in range(request.num_images)]
@@ -213,9 +244,11 @@ class Pipeline:
                 watch.image_done()
                 if image.problem is not None:
                     bad.append(BadImage(places[index], owners[index], image))
+                    on_image(index, None)
                     continue
                 images.append(self._kept(owners[index], image, paths[index] if paths else None, job, plan))
                 written += filter(None, [images[-1].path])
+                on_image(index, images[-1])
         keep_generated(models, requests, plan.stages)
         return Generation(
             **_values(replace(self._record(requests[0], plan), flagged=any_flagged(images))),

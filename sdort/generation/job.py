@@ -190,7 +190,7 @@ def plan_jobs(prompt: str | Sequence[str], options: GenerationOptions) -> list[J
         settings["seed"] = secrets.randbelow(1 << 32)
     if settings.get("variation_strength") is not None and settings.get("variation_seed") is None:
         settings["variation_seed"] = secrets.randbelow(1 << 32)
-    return list(_within_limit(_plan_lines(file, lines, settings) for lines in read_lines(Path(file))))
+    return list(_within_limit(plan_lines(file, lines, settings) for lines in read_lines(Path(file))))
 
 
 def sized(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,7 +210,7 @@ def sized(options: Mapping[str, Any]) -> dict[str, Any]:
     return settings
 
 
-def _plan_lines(file: Path, lines: Lines, settings: Mapping[str, Any]) -> Job:
+def plan_lines(file: Path, lines: Lines, settings: Mapping[str, Any]) -> Job:
     """The job of lines; an error names the first line that has it."""
     try:
         return _plan_together(file, lines, settings)
@@ -255,7 +255,7 @@ def _within_limit(jobs: Iterable[Job]) -> Iterator[Job]:
                 f"the run has more than {NUM_IMAGES.high:,} images: {NUM_IMAGES.reason}",
                 hint="Take fewer prompts, seeds or images of each in one run.",
             )
-        yield from _alike(job)
+        yield from alike(job)
 
 
 @contextmanager
@@ -267,7 +267,7 @@ def _named(place: str) -> Iterator[None]:
         raise
 
 
-def _alike(job: Job) -> list[Job]:
+def alike(job: Job) -> list[Job]:
     """A job in parts whose prompts have the same adapters, and the same weights between ``AND``: these share calls of
     the UNet."""
     numbers = [index for index, _ in enumerate(job.requests)]

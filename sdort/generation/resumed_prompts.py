@@ -231,7 +231,7 @@ def _without(jobs: Sequence[Job], done: set[int]) -> list[Job]:
         for number, request in enumerate(job.requests):
             missing = [index for index in range(request.num_images) if first + index not in done]
             whole = len(missing) == request.num_images
-            kept += [(number, request)] if whole else [(number, _alone(request, index)) for index in missing]
+            kept += [(number, request)] if whole else [(number, alone(request, index)) for index in missing]
             first += request.num_images
         if kept:
             part = job.part([number for number, _ in kept])
@@ -239,7 +239,7 @@ def _without(jobs: Sequence[Job], done: set[int]) -> list[Job]:
     return left
 
 
-def _alone(request: Request, index: int) -> Request:
+def alone(request: Request, index: int) -> Request:
     """The request for one of a request's images."""
     own = request.seed_of(index)
     return replace(request, num_images=1, seed=own.number, variation_seed=own.variation)

@@ -23,8 +23,8 @@ from sdort.generation.denoising import ip_adapter_tokens
 from sdort.generation.denoising.step_progress import StepProgress
 from sdort.generation.files.image_files import _check_place, _free_paths
 from sdort.generation.files.output_names import FIELDS, _parts, plain_name
-from sdort.generation.files.prompts_file import Lines, _object, _together
-from sdort.generation.job import Job, _plan_lines, _read_files, _remark_on_files, _within_limit
+from sdort.generation.files.prompts_file import Lines, _object, together
+from sdort.generation.job import Job, _read_files, _remark_on_files, _within_limit, plan_lines
 from sdort.generation.pictures.clip_pixels import resized as resized_sides
 from sdort.generation.requests import tokenizers
 from sdort.generation.requests.control_choice import ControlChoice, _pairs, parse_control_choice
@@ -321,7 +321,7 @@ def test_lines_of_one_setting_are_together() -> None:
         (3, {"prompt": "a", "steps": 4, "prompt_2": "x"}),
         (7, {"prompt": "b", "steps": 4, "negative_prompt": "y"}),
     ]
-    found = _together(lines)
+    found = together(lines)
     assert found.prompts == ["a", "b"]
     assert found.numbers == [3, 7]
     assert found.options == {"steps": 4, "prompt_2": ["x", None], "negative_prompt": [None, "y"]}
@@ -329,7 +329,7 @@ def test_lines_of_one_setting_are_together() -> None:
     assert (first.prompts, first.numbers) == (["a"], [3])
     assert (second.prompts, second.numbers) == (["b"], [7])
     assert second.options == {"steps": 4, "prompt_2": [None], "negative_prompt": ["y"]}
-    assert _together([(1, {"prompt": "a", "negative_prompt_2": "z"})]).options == {"negative_prompt_2": ["z"]}
+    assert together([(1, {"prompt": "a", "negative_prompt_2": "z"})]).options == {"negative_prompt_2": ["z"]}
 
 
 @pytest.mark.parametrize(
@@ -366,9 +366,9 @@ def test_an_error_of_lines_names_the_first_that_has_it(monkeypatch: pytest.Monke
     monkeypatch.setattr(job, "plan_job", plan_job)
     lines = Lines(["a", "bad", "bad"], {"steps": 4, "prompt_2": ["x", "y", "z"]}, [3, 8, 9])
     with pytest.raises(UsageError, match=re.escape("line 8 of f: no")):
-        _plan_lines(Path("f"), lines, {"steps": 2, "width": 64})
+        plan_lines(Path("f"), lines, {"steps": 2, "width": 64})
     assert seen[-1] == (["bad"], {"steps": 4, "width": 64, "prompt_2": ["y"]})
-    made = _plan_lines(Path("f"), Lines(["a"], {"steps": 4}, [6]), {"steps": 2, "width": 64})
+    made = plan_lines(Path("f"), Lines(["a"], {"steps": 4}, [6]), {"steps": 2, "width": 64})
     assert made.place == "line 6 of f"
     assert seen[-1] == (["a"], {"steps": 4, "width": 64})
 

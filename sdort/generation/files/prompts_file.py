@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -72,7 +72,7 @@ def read_lines(path: Path) -> list[Lines]:
         lines.append((number, _object(path, number, line) if json_lines else {"prompt": line}))
     if not lines:
         raise UsageError(f"{path} has no prompts", hint="Write one a line.")
-    return [_together(list(group)) for _, group in itertools.groupby(lines, _setting)]
+    return [together(list(group)) for _, group in itertools.groupby(lines, setting)]
 
 
 def _texts(path: Path, json_lines: bool) -> Iterator[str]:
@@ -96,11 +96,13 @@ def _texts(path: Path, json_lines: bool) -> Iterator[str]:
             begin += len(line)
 
 
-def _setting(numbered: tuple[int, dict[str, Any]]) -> list[tuple[str, Any]]:
+def setting(numbered: tuple[int, Mapping[str, Any]]) -> list[tuple[str, Any]]:
+    """The options of a line but its texts and its seeds: lines with the same are drawn together."""
     return sorted((name, repr(value)) for name, value in numbered[1].items() if name not in ("prompt", *_OWN))
 
 
-def _together(numbered: list[tuple[int, dict[str, Any]]]) -> Lines:
+def together(numbered: Sequence[tuple[int, Mapping[str, Any]]]) -> Lines:
+    """Lines that have one :func:`setting`."""
     numbers, lines = [number for number, _ in numbered], [line for _, line in numbered]
     settings = {name: value for name, value in lines[0].items() if name not in ("prompt", *_OWN)}
     own = {name: [line.get(name) for line in lines] for name in _OWN if any(name in line for line in lines)}
@@ -112,9 +114,21 @@ def _object(path: Path, number: int, line: str) -> dict[str, Any]:
         found = parse_json(line.encode())
     except ValueError as error:
         raise UsageError(f"line {number} of {path} {error}", hint='Write {"prompt": "a cat", "seed": 7}.') from error
+    return checked_line(path, number, found)
+
+
+def checked_line(path: Path, number: int, found: object, more: Collection[str] = ()) -> dict[str, Any]:
+    """The options of a line, as a file says them.
+
+    Args:
+        more: names that it may have beside the prompt and :data:`OF_A_LINE`.
+
+    Raises:
+        UsageError: it has no prompt, an unknown option, or a text that is none.
+    """
     if not isinstance(found, dict) or not isinstance(found.get("prompt"), str):
         raise UsageError(f"line {number} of {path} has no prompt", hint='Write {"prompt": "a cat", "seed": 7}.')
-    unknown = next((name for name in found if name not in OF_A_LINE), None)
+    unknown = next((name for name in found if name not in OF_A_LINE and name not in more), None)
     if unknown is not None:
         question = did_you_mean(unknown, OF_A_LINE) or ""
         raise UsageError(
