@@ -86,7 +86,7 @@ def _print_message(error: BaseException, message: str) -> None:
 
 
 def _print_json(error: BaseException, message: str, exit_code: int) -> None:
-    from sdort.cli.reporting import ErrorReport
+    from sdort.cli.error_report import ErrorReport
     from sdort.console import emit_json, to_json
 
     report = ErrorReport(message, type(error).__name__, exit_code)

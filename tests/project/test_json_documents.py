@@ -8,7 +8,7 @@ from generated_files import REPOSITORY
 from support.json_documents import check_document
 
 from sdort import console
-from sdort.cli.reporting import ErrorReport
+from sdort.cli.error_report import ErrorReport
 
 
 def test_the_files_are_what_the_dataclasses_say() -> None:
