@@ -1,4 +1,4 @@
-"""Options of a batch, each declared once: what it shares with a run is declared there."""
+"""Options of a batch, each declared once; those of a run are declared there."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchOptions:
-    """What comes of a batch, and what its lines name."""
+    """Options that a batch has for itself, and those of a run that it says in other words."""
 
     image_format: str = option(
         "png",
@@ -35,6 +35,12 @@ class BatchOptions:
         None,
         unset="one that the line's id decides",
         doc="Seeds of the noise, for lines without their own; by default each line's id decides one.",
+    )
+    images_at_once: int = option_of(
+        DrawnOptions,
+        "images_at_once",
+        section="Results",
+        help="Images that share a call of the UNet.",
     )
     quality: int | None = option_of(JobOptions, "quality")
     size: str | None = option_of(JobOptions, "size")

@@ -129,7 +129,7 @@ class _Wanted:
 
 @dataclass
 class _Drawer:
-    """What draws lines and keeps the books; the pipeline is loaded for the first image that is not there yet."""
+    """The drawing of lines; the pipeline is loaded for the first image that is not there yet."""
 
     folder: PipelineFolder
     runtime: RuntimeOptions

@@ -33,8 +33,8 @@ _DECLARED = (DrawnOptions, BatchOptions, RuntimeOptions)
     epilog="""\b
 Examples:
   sdort batch fast --prompts prompts.txt --out drawn
-  sdort batch fast --prompts catalogue.csv --out drawn --steps 25 --size 512x768
-  sdort batch dreamshaper.safetensors --prompts lines.jsonl --out drawn --format webp
+  sdort batch fast --prompts catalogue.csv --out drawn --size 512x768
+  sdort batch model.safetensors --prompts lines.jsonl --out drawn
 """,
 )  # fmt: skip
 @click.argument("pipeline", metavar="MODEL", type=click.Path(path_type=Path))
@@ -55,7 +55,7 @@ Examples:
 @options_of(*_DECLARED, only=OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(pipeline: Path, prompts: Path, out: Path, as_json: bool, **options: Unpack[BatchKeywords]) -> None:
-    """Draw the images of a file of prompts; the same command goes on where it was ended.
+    """Draw a file of prompts; the same command goes on after a kill.
 
     MODEL is what sdort run takes. Lines of the same settings are drawn together, each with its own seeds.
     """

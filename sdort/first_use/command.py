@@ -175,7 +175,7 @@ def _jobs(prompt: str | Sequence[str], options: RunOptions) -> tuple[RuntimeOpti
 
 
 def parts_of(runtime: RuntimeOptions) -> Callable[..., Path]:
-    """What finds a refiner or a ControlNet, or makes it ready; each once."""
+    """The finder of refiners and ControlNets, which makes checkpoints ready; each once."""
     return cache(lambda model, *check: part_folder(model, runtime, *check))
 
 

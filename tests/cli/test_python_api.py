@@ -41,6 +41,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "export": ("export", "plan_export"),
     "optimize": ("optimize", "plan_optimize"),
     "run": ("run", "plan_run"),
+    "batch": ("batch",),
     "add": ("add_model",),
     "list": ("list_models",),
     "remove": ("remove_model",),

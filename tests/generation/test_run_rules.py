@@ -375,7 +375,7 @@ def test_an_error_of_lines_names_the_first_that_has_it(monkeypatch: pytest.Monke
 
 def test_images_of_a_run_are_counted_over_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(job, "NUM_IMAGES", SimpleNamespace(high=5, reason="so it is"))
-    monkeypatch.setattr(job, "_alike", lambda each: [each.images, "part"])
+    monkeypatch.setattr(job, "alike", lambda each: [each.images, "part"])
     jobs: list[Any] = [SimpleNamespace(images=number) for number in (2, 3)]
     assert [*_within_limit(jobs)] == [2, "part", 3, "part"]
     with pytest.raises(UsageError, match="more than 5 images: so it is"):
