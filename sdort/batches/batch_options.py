@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sdort.generation.requests.typed_options import DrawnOptions, JobOptions
 from sdort.options.declared_options import declared, option, option_of
@@ -18,15 +18,18 @@ if TYPE_CHECKING:
     from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice
 
 
+ImageFormat = Literal["png", "jpg", "webp"]
+
+
 @dataclass(frozen=True)
 class BatchOptions:
     """Options that a batch has for itself, and those of a run that it says in other words."""
 
-    image_format: str = option(
+    image_format: ImageFormat = option(
         "png",
         section="Results",
         flags=("--format",),
-        choices=("png", "jpg", "webp"),
+        choices=get_args(ImageFormat),
         help="Format of the images.",
     )
     seed: int | str | Sequence[int] | None = option_of(
@@ -180,7 +183,7 @@ class BatchKeywords(LoadOptions, total=False):
     """An image for each IP-Adapter of the pipeline, in the order of their export, as ``IMAGE`` or ``IMAGE:SCALE``, or
     as :class:`sdort.generation.requests.ip_adapter_choice.IpAdapterChoice`, whose image may also be a picture of Pillow
     or an array; none by default."""
-    image_format: str
+    image_format: ImageFormat
     """Format of the images."""
     quality: int | None
     """Of JPEG and WebP, from 1 to 100; 95 by default, and 100 of WebP keeps every pixel."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sdort.batches.batch_options import BatchKeywords, BatchOptions, parted
+from sdort.batches.batch_options import BatchKeywords, BatchOptions, ImageFormat, parted
 from sdort.batches.journal import Entry, Journal, SetAside, open_journal, open_set_aside
 from sdort.batches.line_files import BadLine, Line, count_lines, read_lines
 from sdort.console import document, progress
@@ -21,12 +21,12 @@ from sdort.first_use.command import parts_of, with_parts
 from sdort.first_use.find_pipeline import pipeline_folder
 from sdort.generation.command import Pipeline, load_folder
 from sdort.generation.files.prompts_file import setting, together
-from sdort.generation.job import Job, alike, plan_lines, sized
-from sdort.generation.requests.typed_options import runtime_options
+from sdort.generation.job import Job, alike, plan_job, plan_lines, sized
+from sdort.generation.requests.typed_options import GenerationOptions, runtime_options
 from sdort.generation.result import Image
 from sdort.generation.resumed_prompts import alone
 from sdort.options.declared_options import made_of
-from sdort.options.option_types import typed
+from sdort.options.option_types import check_types, typed
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 
@@ -94,10 +94,12 @@ def batch(pipeline: str | Path, prompts: str | Path, out: str | Path, **options:
     """
     started = time.perf_counter()
     runtime, drawing = parted(options)
+    settings = runtime_options(cast("LoadOptions", runtime))
+    check_types({"image_format": options.get("image_format")}, {"image_format": ImageFormat})
+    plan_job("a line", cast("GenerationOptions", drawing))  # what is wrong for all is no line's fault
     own, file, folder = made_of(BatchOptions, options), Path(prompts), Path(out)
     with open_journal(folder) as journal, open_set_aside(folder) as aside:
         count = count_lines(file)
-        settings = runtime_options(cast("LoadOptions", runtime))
         model = open_folder(pipeline_folder(pipeline, settings))
         with progress(str(file), count) as advance:
             drawer = _Drawer(model, settings, file, drawing, own.image_format, journal, aside, advance)

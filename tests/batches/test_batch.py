@@ -236,6 +236,13 @@ def test_an_unknown_option(tiny: Tiny, tmp_path: Path) -> None:
         sdort.batch(tiny.onnx, written(tmp_path, LINES), tmp_path / "out", output="a.png")  # type: ignore[call-arg]
 
 
+def test_an_option_for_all_lines_is_checked_before_anything_is_written(tiny: Tiny, tmp_path: Path) -> None:
+    for wrong in ({"steps": 0}, {"scheduler": "none"}, {"lora": [3]}, {"image_format": "gif"}):
+        with pytest.raises(UsageError):
+            sdort.batch(tiny.onnx, written(tmp_path, LINES), tmp_path / "out", **{**SETTINGS, **wrong})
+    assert not (tmp_path / "out").exists()
+
+
 def test_one_process_has_a_folder_at_a_time(tiny: Tiny, tmp_path: Path) -> None:
     path = written(tmp_path, LINES[:1])
     with open_journal(tmp_path / "out"), pytest.raises(OutputError, match="another sdort batch writes to"):

@@ -22,6 +22,7 @@ from support.tiny_pipeline import Tiny
 
 import sdort
 from sdort import console
+from sdort.batches.batch_options import BatchKeywords, BatchOptions
 from sdort.cli import COMMANDS, cli
 from sdort.errors import UsageError
 from sdort.exporter.export_options import ExportOptions
@@ -96,6 +97,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "run": (GenerationOptions, LoadOptions),
     "plan_run": (GenerationOptions, LoadOptions),
     "generate": (GenerationOptions,),
+    "batch": (BatchKeywords,),
 }
 """Function with ``**options`` -> the dictionaries that list them."""
 
@@ -166,7 +168,8 @@ def test_no_module_hides_a_function() -> None:
 def parameters_of(name: str) -> dict[str, Any]:
     """The parameters of a function, and those of its options, with their defaults."""
     defaults = {
-        field.name: field.default for field in (*fields(Request), *fields(PreviewOptions), *fields(RuntimeOptions))
+        field.name: field.default
+        for field in (*fields(Request), *fields(PreviewOptions), *fields(RuntimeOptions), *fields(BatchOptions))
     }
     defaults |= {name: inspect.signature(sdort.load).parameters[name].default for name in LoadOptions.__annotations__}
     listed = [option for options in OPTIONS.get(name, ()) for option in options.__annotations__]

@@ -201,12 +201,13 @@ CHECKED = (
     "remove quick",
     "optimize {model} {out} --provider cpu --component text_encoder --explain",
     "run {fast} --provider cpu --prompt x --steps 1 --output {out}.png",
+    "batch {fast} --provider cpu --prompts {prompts} --steps 1 --out {out}",
     "upscale {image} --model {upscaler} --provider cpu --output {out}.png",
     "warm {fast} --provider cpu --component text_encoder --size 64x64",
     "bench {fast} --provider cpu --baseline {model} --component text_encoder --warmup 0 --repeat 2 --size 64x64",
     "verify {fast} --against {model} --provider cpu --component text_encoder --no-torch --inputs random",
 )
-NO_TABLE = ("tuning", "run", "upscale", "integrate", "add", "remove")
+NO_TABLE = ("tuning", "run", "batch", "upscale", "integrate", "add", "remove")
 """No bundle is kept, images are lines, and a folder or a name is one."""
 
 
@@ -224,9 +225,11 @@ def test_what_a_command_prints_fits(
     for place in ("main.py", "nodes.py", "comfy/sd.py"):
         (comfyui / place).touch()
     image, upscaler = tmp_path / "image.png", tmp_path / "upscaler.safetensors"
+    (tmp_path / "prompts.txt").write_text("x")
     Image.new("RGB", (16, 8)).save(image)
     upscalers.write_state(upscaler, upscalers.compact_state(np.random.default_rng(0)))
     places = folders | {"{out}": tmp_path / "out", "{comfyui}": comfyui, "{image}": image, "{upscaler}": upscaler}
+    places["{prompts}"] = tmp_path / "prompts.txt"
     for key, path in places.items():
         words = words.replace(key, str(path))
     printed = run(monkeypatch, *words.split(), code=ProviderError.exit_code if words.endswith("rocm") else 0)
