@@ -135,7 +135,7 @@ def _is_control(model: str | Path) -> bool:
     """Whether a path is that of a ControlNet or T2I-Adapter that is not exported yet."""
     path = in_home(str(model))
     if path.is_file():
-        return path.suffix == ".safetensors" and recognise_file(path).kind is Kind.CONTROLNET
+        return path.suffix.lower() == ".safetensors" and recognise_file(path).kind is Kind.CONTROLNET
     return path.is_dir() and holds_lone_control(path)
 
 

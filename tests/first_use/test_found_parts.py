@@ -117,3 +117,16 @@ def test_a_pipeline_is_no_control_and_not_made_ready_as_one(tmp_path: Path, monk
     with pytest.raises(BadModelError, match=r"--control \S+dream holds text_encoder, unet, vae_decoder, and neither"):
         part_folder(checkpoint, RuntimeOptions(), check_control)
     assert not made.requests
+
+
+@pytest.mark.parametrize("name", ["canny.safetensors", "CANNY.SAFETENSORS", "Canny.SafeTensors"])
+def test_a_control_is_made_ready_whatever_the_case_of_its_suffix(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a checkpoint is: other readers of files know no case either."""
+    made = replace_making(monkeypatch)
+    write_tensors(tmp_path / name, {"controlnet_cond_embedding.conv_in.weight": _VALUE})
+    assert part_folder(tmp_path / name, RuntimeOptions()) != tmp_path / name
+    assert [model for model, _ in made.exports] == [tmp_path / name]
+    write_tensors(tmp_path / f"lora-{name}", {"lora_unet_mid_block_attentions_0.lora_down.weight": _VALUE})
+    assert part_folder(tmp_path / f"lora-{name}", RuntimeOptions()) == tmp_path / f"lora-{name}"
