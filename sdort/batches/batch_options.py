@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from sdort.batches.archive import Archive
 from sdort.generation.requests.typed_options import DrawnOptions, JobOptions
 from sdort.options.declared_options import declared, option, option_of
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
@@ -31,6 +32,12 @@ class BatchOptions:
         flags=("--format",),
         choices=get_args(ImageFormat),
         help="Format of the images.",
+    )
+    archive: Archive | None = option(
+        None,
+        section="Results",
+        choices=get_args(Archive),
+        help="Write all images into few files at the end: images.parquet, or images-000000.tar and so on.",
     )
     seed: int | str | Sequence[int] | None = option_of(
         DrawnOptions,
@@ -64,7 +71,7 @@ def parted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if unknown := sorted(options.keys() - {*OPTIONS}):
         raise TypeError(f"there is no option {', '.join(unknown)} of a batch; there are {', '.join(OPTIONS)}")
     runtime = {name: value for name, value in options.items() if name in declared(RuntimeOptions)}
-    drawing = {name: value for name, value in options.items() if name not in {*runtime, "image_format"}}
+    drawing = {name: value for name, value in options.items() if name not in {*runtime, "image_format", "archive"}}
     return runtime, drawing
 
 
@@ -185,6 +192,8 @@ class BatchKeywords(LoadOptions, total=False):
     or an array; none by default."""
     image_format: ImageFormat
     """Format of the images."""
+    archive: Archive | None
+    """Write all images into few files at the end: images.parquet, or images-000000.tar and so on."""
     quality: int | None
     """Of JPEG and WebP, from 1 to 100; 95 by default, and 100 of WebP keeps every pixel."""
     size: str | None

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from sdort.batches.archive import Archive, check_archive, write_archive
 from sdort.batches.batch_options import BatchKeywords, BatchOptions, ImageFormat, parted
 from sdort.batches.journal import Entry, Journal, SetAside, open_journal, open_set_aside
 from sdort.batches.line_files import BadLine, Line, count_lines, read_lines
@@ -64,6 +65,8 @@ class BatchReport:
     """The checkpoint, or the pipeline's folder where nothing tells."""
     provider: str | None
     """The execution provider that ran the denoiser; None where nothing was left to be drawn."""
+    archive: list[Path]
+    """Files that have all images; empty where none was asked for."""
 
 
 @typed
@@ -95,9 +98,11 @@ def batch(pipeline: str | Path, prompts: str | Path, out: str | Path, **options:
     started = time.perf_counter()
     runtime, drawing = parted(options)
     settings = runtime_options(cast("LoadOptions", runtime))
-    check_types({"image_format": options.get("image_format")}, {"image_format": ImageFormat})
+    kinds = {"image_format": ImageFormat, "archive": Archive}
+    check_types({name: options.get(name) for name in kinds}, kinds)
     plan_job("a line", cast("GenerationOptions", drawing))  # what is wrong for all is no line's fault
     own, file, folder = made_of(BatchOptions, options), Path(prompts), Path(out)
+    check_archive(own.archive)
     with open_journal(folder) as journal, open_set_aside(folder) as aside:
         count = count_lines(file)
         model = open_folder(pipeline_folder(pipeline, settings))
@@ -105,6 +110,7 @@ def batch(pipeline: str | Path, prompts: str | Path, out: str | Path, **options:
             drawer = _Drawer(model, settings, file, drawing, own.image_format, journal, aside, advance)
             with drawer:
                 drawer.draw(read_lines(file))
+        archive = write_archive(own.archive, folder) if own.archive else []
         return BatchReport(
             folder,
             drawer.images,
@@ -115,6 +121,7 @@ def batch(pipeline: str | Path, prompts: str | Path, out: str | Path, **options:
             drawer.images_per_second,
             model.checkpoint,
             drawer.provider,
+            archive,
         )
 
 
@@ -297,6 +304,7 @@ class _Drawer:
                 wanted.line.number,
                 wanted.index,
                 image.seed,
+                image.prompt,
                 path.name if path else None,
                 path.stat().st_size if path else None,
                 file_digest(path) if path else None,

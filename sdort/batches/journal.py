@@ -33,6 +33,7 @@ class Entry:
         line: in the file of prompts, from 1.
         index: among the images of its line, from 0.
         seed: of its noise.
+    prompt: as it was drawn.
         file: its name in the folder; None where a safety checker withheld it.
         bytes: of the file; None without one.
         sha256: of the file, in hexadecimal; None without one.
@@ -45,6 +46,7 @@ class Entry:
     line: int
     index: int
     seed: int
+    prompt: str
     file: str | None
     bytes: int | None
     sha256: str | None
@@ -87,6 +89,20 @@ class Journal:
                 self._keys[entry["id"]] = entry["key"]
             end += len(line)
         return end
+
+
+def entries_in(folder: Path) -> list[dict[str, Any]]:
+    """The entries of a journal, of each image the last one, in the order of the lines.
+
+    Raises:
+        BadModelError: the journal cannot be read, or is none of sdort's.
+    """
+    path, found = folder / IMAGES, dict[tuple[int, int], dict[str, Any]]()
+    with open_input(path, "the journal") as file:
+        for number, line in enumerate(io.BufferedReader(file), 1):  # type: ignore[type-var]
+            entry = _entry(path, number, line)
+            found[entry["line"], entry["index"]] = entry
+    return [found[place] for place in sorted(found)]
 
 
 @contextmanager
@@ -174,7 +190,15 @@ def _append(descriptor: int, path: Path, content: dict[str, Any]) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
-_TYPES: dict[str, Any] = {"id": str, "line": int, "index": int, "seed": int, "file": (str, type(None)), "key": str}
+_TYPES: dict[str, Any] = {
+    "id": str,
+    "line": int,
+    "index": int,
+    "seed": int,
+    "prompt": str,
+    "file": (str, type(None)),
+    "key": str,
+}
 
 
 def _entry(path: Path, number: int, line: bytes) -> dict[str, Any]:

@@ -88,4 +88,5 @@ def _last_lines(report: BatchReport) -> str:
     withheld = f"; the safety checker withheld {report.withheld:,}" if report.withheld else ""
     on = f" on {report.provider}" if report.provider else ""
     drawn = f"{report.images:,} image{'s' * (report.images != 1)}"
-    return f"{drawn} in {report.out}{before}{withheld}\n{report.model}{on}{speed}"
+    archive = f"\nall images: {', '.join(map(str, report.archive))}" if report.archive else ""
+    return f"{drawn} in {report.out}{before}{withheld}\n{report.model}{on}{speed}{archive}"

@@ -9,6 +9,7 @@ import random
 import signal
 import subprocess
 import sys
+import tarfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -18,13 +19,15 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from PIL import Image
+from pyarrow import parquet
 from support.tiny_pipeline import Tiny
 
 import sdort
+from sdort.batches import archive
 from sdort.batches import command as module
 from sdort.batches.journal import IMAGES, SET_ASIDE, open_journal
 from sdort.cli import cli
-from sdort.errors import BadModelError, OutputError, ProviderError, UsageError
+from sdort.errors import BadModelError, MissingPackageError, OutputError, ProviderError, UsageError
 from sdort.generation.command import Pipeline, load_folder
 from sdort.providers.runtime_options import RuntimeOptions
 
@@ -159,7 +162,7 @@ def test_a_line_that_was_cut_off_is_taken_away(tiny: Tiny, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    "line", ["{}", "nonsense", '{"id": "a", "line": 1, "index": 0, "seed": 1, "file": "../x", "key": ""}']
+    "line", ["{}", "nonsense", '{"id": "a", "line": 1, "index": 0, "seed": 1, "prompt": "", "file": "../x", "key": ""}']
 )
 def test_a_journal_of_something_else_is_refused(line: str, tiny: Tiny, tmp_path: Path) -> None:
     (tmp_path / IMAGES).write_text(line + "\n")
@@ -240,6 +243,61 @@ def test_an_option_for_all_lines_is_checked_before_anything_is_written(tiny: Tin
     for wrong in ({"steps": 0}, {"scheduler": "none"}, {"lora": [3]}, {"image_format": "gif"}):
         with pytest.raises(UsageError):
             sdort.batch(tiny.onnx, written(tmp_path, LINES), tmp_path / "out", **{**SETTINGS, **wrong})
+    assert not (tmp_path / "out").exists()
+
+
+def test_all_images_in_one_parquet_file(tiny: Tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    for lines, count in ((LINES[:2], 2), (LINES, 8)):  # the second time it is replaced
+        report = sdort.batch(tiny.onnx, written(tmp_path, lines), out, **SETTINGS, archive="parquet")
+        assert report.archive == [out / "images.parquet"]
+        rows = parquet.read_table(out / "images.parquet").to_pylist()
+        assert len(rows) == count
+    assert [row["file"] for row in rows] == list(FILES)
+    for row, entry in zip(rows, sorted(entries(out), key=lambda each: (each["line"], each["index"])), strict=True):
+        assert row == {**entry, "image": (out / row["file"]).read_bytes()}
+
+
+def test_all_images_in_tar_files(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, path = tmp_path / "out", written(tmp_path, [{**LINES[0], "id": "v1.5"}, *LINES[1:]])
+    sdort.batch(tiny.onnx, path, out, **SETTINGS)
+    (out / "v1.5.png").unlink()  # drawn again: of two entries the last counts
+    sizes = [path.stat().st_size for path in out.glob("*.png")]
+    monkeypatch.setattr(archive, "SHARD_BYTES", 3 * max(sizes))
+    report = sdort.batch(tiny.onnx, path, out, **SETTINGS, archive="webdataset")
+    assert [path.name for path in report.archive] == [
+        f"images-{number:06}.tar" for number in range(len(report.archive))
+    ]
+    assert len(report.archive) >= 3
+    samples: dict[str, dict[str, bytes]] = {}
+    for shard in report.archive:
+        with tarfile.open(shard) as tar:
+            for member in tar:
+                key, _, suffix = member.name.partition(".")
+                file = tar.extractfile(member)
+                assert file is not None
+                samples.setdefault(key, {})[suffix] = file.read()
+    assert len(samples) == 8
+    for key, sample in samples.items():
+        assert json.loads(sample["json"])["sha256"] == hashlib.sha256(sample["png"]).hexdigest(), key
+    assert json.loads(samples["v1_5"]["json"])["id"] == "v1.5"
+
+
+def test_an_archive_of_images_that_were_changed_is_not_written(tiny: Tiny, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    sdort.batch(tiny.onnx, written(tmp_path, LINES[:2]), out, **SETTINGS)
+    (out / "seven.png").write_bytes(b"shorter")
+    with pytest.raises(BadModelError, match=r"seven\.png is not as images\.jsonl says"):
+        archive.write_archive("webdataset", out)
+    assert not list(out.glob("*.tar"))
+
+
+def test_a_parquet_file_without_its_package_is_refused_first(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(MissingPackageError, match="pyarrow is not installed"):
+        sdort.batch(tiny.onnx, written(tmp_path, LINES), tmp_path / "out", **SETTINGS, archive="parquet")
     assert not (tmp_path / "out").exists()
 
 

@@ -110,7 +110,7 @@ DEFAULTS = [
 @pytest.mark.parametrize(("operator", "name"), DEFAULTS, ids=lambda each: getattr(each, "qualified_name", each))
 def test_a_default_that_is_written_makes_no_difference_in_any_domain(operator: Operator, name: str) -> None:
     """A file has it in fp32, which 1e-5 is not."""
-    needed = {key: 1 for key, value in operator.attributes.items() if value is REQUIRED}
+    needed: dict[str, Any] = {key: 1 for key, value in operator.attributes.items() if value is REQUIRED}
 
     def model(**more: Any) -> onnx.ModelProto:
         node = onnx.helper.make_node(operator.name, ["x"], ["y"], domain=operator.domain, **needed, **more)
