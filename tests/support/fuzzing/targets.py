@@ -579,7 +579,12 @@ def _page(folder: Path, data: bytes) -> None:
     """A page has the same elements whatever text stands in it."""
     text = data.decode("utf-8", "surrogateescape").encode("utf-8", "replace").decode()
     if text.strip():  # a paragraph without text is left out
-        assert _elements(_text_page(text)) == _elements(_text_page("x"))
+        assert _elements(_text_page(text)) == _usual_elements()
+
+
+@cache
+def _usual_elements() -> list[tuple[str, tuple[str, ...]]]:
+    return _elements(_text_page("x"))
 
 
 _EVERY_PART = """
@@ -591,12 +596,18 @@ _EVERY_PART = """
 {% endblock %}"""
 
 
+@cache
+def _every_part() -> Any:
+    """Compiled once: that takes ten times as long as a page."""
+    return html.environment().from_string(_EVERY_PART)
+
+
 def _text_page(text: str) -> str:
     values = {
         "title": text, "text": text, "light": html.LIGHT, "dark": html.DARK, "pixels": np.zeros((1, 1, 3), np.uint8),
         "table": html.section(text, [text], [[text]], left=[text]),
     }  # fmt: skip
-    return html.environment().from_string(_EVERY_PART).render(values)
+    return str(_every_part().render(values))
 
 
 def _elements(page: str) -> list[tuple[str, tuple[str, ...]]]:
