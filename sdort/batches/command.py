@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any, cast
 
 from sdort.batches.archive import Archive, check_archive, write_archive
 from sdort.batches.batch_options import BatchKeywords, BatchOptions, ImageFormat, parted
-from sdort.batches.journal import Entry, Journal, SetAside, open_journal, open_set_aside
+from sdort.batches.journal import Entry, Journal, SetAside, open_journal
 from sdort.batches.line_files import BadLine, Line, count_lines, read_lines
-from sdort.console import document, progress
+from sdort.console import document, progress, say
 from sdort.errors import MemoryShortageError, OutputError, ParityError, UsageError
 from sdort.files.file_digest import file_digest
 from sdort.first_use.command import parts_of, with_parts
@@ -103,9 +103,10 @@ def batch(pipeline: str | Path, prompts: str | Path, out: str | Path, **options:
     plan_job("a line", cast("GenerationOptions", drawing))  # what is wrong for all is no line's fault
     own, file, folder = made_of(BatchOptions, options), Path(prompts), Path(out)
     check_archive(own.archive)
-    with open_journal(folder) as journal, open_set_aside(folder) as aside:
-        count = count_lines(file)
-        model = open_folder(pipeline_folder(pipeline, settings))
+    count = count_lines(file)
+    model = open_folder(pipeline_folder(pipeline, settings))
+    with open_journal(folder) as journal:
+        aside = SetAside(folder)
         with progress(str(file), count) as advance:
             drawer = _Drawer(model, settings, file, drawing, own.image_format, journal, aside, advance)
             with drawer:
@@ -168,7 +169,9 @@ class _Drawer:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind and self.images:
+            say(f"{self.images:,} images were drawn; the same command goes on behind them")
         if self._loaded is not None:
             self._loaded.close()
             self._loaded = None

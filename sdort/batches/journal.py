@@ -11,7 +11,7 @@ import io
 import json
 import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -109,6 +109,8 @@ def entries_in(folder: Path) -> list[dict[str, Any]]:
 def open_journal(folder: Path) -> Iterator[Journal]:
     """The journal in a folder, which is made where there is none; no other process has it meanwhile.
 
+    A folder that was made and has no image in the end is gone again.
+
     Raises:
         OutputError: the folder cannot be written, or another process writes to it.
         BadModelError: the journal is none of sdort's.
@@ -116,56 +118,56 @@ def open_journal(folder: Path) -> Iterator[Journal]:
     path = folder / IMAGES
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = _open_locked(path)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
     try:
-        _lock(descriptor, folder)
         journal = Journal(folder, descriptor)
         with open_input(path, "the journal") as file:
             whole = journal.read(io.BufferedReader(file))  # type: ignore[type-var]
         os.ftruncate(descriptor, whole)
         yield journal
     finally:
+        if not os.fstat(descriptor).st_size:
+            path.unlink(missing_ok=True)
+            with suppress(OSError):  # it is not empty: others' files, or lines that were set aside
+                folder.rmdir()
         os.close(descriptor)
 
 
-def _lock(descriptor: int, folder: Path) -> None:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        raise OutputError(
-            f"another sdort batch writes to {folder}", hint="Wait until it ends, or choose another --out."
-        ) from error
-    except OSError:  # a file system without locks
-        return
-
-
-@contextmanager
-def open_set_aside(folder: Path) -> Iterator[SetAside]:
-    """The file of lines that nothing could be drawn of, which begins anew with each run."""
-    path = folder / SET_ASIDE
-    try:
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW
-        descriptor = os.open(path, flags, 0o666)
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    try:
-        found = SetAside(path, descriptor)
-        yield found
-    finally:
-        os.close(descriptor)
-    if not found.count:
-        path.unlink(missing_ok=True)
+def _open_locked(path: Path) -> int:
+    """A descriptor of the file, which this process alone has."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            os.close(descriptor)
+            raise OutputError(
+                f"another sdort batch writes to {path.parent}", hint="Wait until it ends, or choose another --out."
+            ) from error
+        except OSError:  # a file system without locks
+            return descriptor
+        with suppress(FileNotFoundError):
+            if os.path.samestat(os.stat(path, follow_symlinks=False), os.fstat(descriptor)):
+                return descriptor
+        os.close(descriptor)  # who held it removed it
 
 
 class SetAside:
-    """The lines that nothing could be drawn of; :func:`open_set_aside` opens it."""
+    """The file of lines that nothing could be drawn of; it begins anew with each run, and is there only with lines.
 
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self.path = path
-        self._descriptor = descriptor
+    Raises:
+        OutputError: that of an earlier run cannot be removed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._path = folder / SET_ASIDE
         self._lines: set[int] = set()
+        try:
+            self._path.unlink(missing_ok=True)
+        except OSError as error:
+            raise OutputError(f"cannot write {self._path}: {error.strerror}") from error
 
     @property
     def count(self) -> int:
@@ -174,9 +176,18 @@ class SetAside:
 
     def add(self, line: int, name: str | None, problem: str) -> None:
         """Set a line aside; one of several images is said once."""
-        if line not in self._lines:
-            _append(self._descriptor, self.path, {"id": name, "line": line, "problem": problem})
+        if line in self._lines:
+            return
         self._lines.add(line)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            descriptor = os.open(self._path, flags, 0o666)
+        except OSError as error:
+            raise OutputError(f"cannot write {self._path}: {error.strerror}") from error
+        try:
+            _append(descriptor, self._path, {"id": name, "line": line, "problem": problem})
+        finally:
+            os.close(descriptor)
 
 
 def _append(descriptor: int, path: Path, content: dict[str, Any]) -> None:

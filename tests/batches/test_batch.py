@@ -209,7 +209,7 @@ def test_a_line_whose_image_shows_nothing_is_set_aside(
 
 
 def test_what_is_no_lines_fault_ends_the_batch_and_what_is_drawn_stays(
-    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     own, calls = Pipeline.generate_job, list[int]()
 
@@ -224,6 +224,9 @@ def test_what_is_no_lines_fault_ends_the_batch_and_what_is_drawn_stays(
     with pytest.raises(ProviderError, match="the GPU is gone"):
         sdort.batch(tiny.onnx, path, out, **SETTINGS)
     assert len(entries(out)) == calls[0]
+    assert f"{calls[0]} images were drawn; the same command goes on behind them" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert sdort.batch(tiny.onnx, path, out, **SETTINGS).done_before == calls[0]
 
 
@@ -299,6 +302,23 @@ def test_a_parquet_file_without_its_package_is_refused_first(
     with pytest.raises(MissingPackageError, match="pyarrow is not installed"):
         sdort.batch(tiny.onnx, written(tmp_path, LINES), tmp_path / "out", **SETTINGS, archive="parquet")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("wrong", ["prompts", "pipeline", "lines"])
+def test_what_fails_before_the_first_image_leaves_nothing(wrong: str, tiny: Tiny, tmp_path: Path) -> None:
+    path, pipeline = written(tmp_path, [] if wrong == "lines" else LINES), tiny.onnx
+    if wrong == "prompts":
+        path = tmp_path / "none.jsonl"
+    if wrong == "pipeline":
+        pipeline = tmp_path / "none"
+    with pytest.raises((UsageError, BadModelError)):
+        sdort.batch(pipeline, path, tmp_path / "out" / "deep", **SETTINGS)
+    assert not (tmp_path / "out" / "deep").exists()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "note.txt").write_text("kept")
+    with pytest.raises((UsageError, BadModelError)):
+        sdort.batch(pipeline, path, tmp_path / "theirs", **SETTINGS)
+    assert [each.name for each in (tmp_path / "theirs").iterdir()] == ["note.txt"]
 
 
 def test_one_process_has_a_folder_at_a_time(tiny: Tiny, tmp_path: Path) -> None:
