@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support import models
+from support import models, parsed_once
 from support.models import Built, build
 from support.turns import ALL
+
+parsed_once.keep_signatures()
 
 EXPORTERS = ("ts14", "ts17", "dy18", "dy23", "dy18raw", "dy23raw")
 """TorchScript and dynamo with their opsets; ``raw`` is dynamo without the exporter's own optimizer."""

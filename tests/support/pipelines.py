@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import parsed_once
 
 from sdort.exporter.command import export
 from sdort.exporter.signatures import ComponentSpec
@@ -144,6 +145,8 @@ def locked(folder: Path) -> Iterator[None]:
             template = load(cache, component, opset)
             if template:
                 held.close()
+            else:
+                parsed_once.keep_signatures()
             return template
 
         def store_and_unlock(cache: TraceCache, component: ComponentSpec, opset: int, template: Template) -> None:
