@@ -234,9 +234,10 @@ def test_an_adapter_changes_the_whole_unet_and_its_outer_part(sd1: Adapted, fast
     plain = pixels(pipeline, **options)
     for lora, expected in (([f"{sd1.a}:{SCALE}"], baked), ([], plain), ([f"{sd1.a}:{SCALE}"], baked)):
         np.testing.assert_array_equal(pixels(pipeline, *lora, **options), expected)
-    assert not np.array_equal(baked, plain)
+    assert np.abs(baked.astype(int) - plain).max() > 8
     later = sdort.load(fast[0], provider="cpu")
-    np.testing.assert_array_equal(pixels(later, **options), plain)
+    # Weights that none replaces ONNX Runtime packs, and on some processors sums in another order.
+    assert np.abs(pixels(later, **options).astype(int) - plain).max() <= 1
     np.testing.assert_array_equal(pixels(later, f"{sd1.a}:{SCALE}", **options), baked)
 
 
