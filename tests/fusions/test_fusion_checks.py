@@ -288,3 +288,22 @@ def test_wide_heads_are_measured_one_by_one(heads: int, width: int) -> None:
     model = before_model(fusion, 0, np.random.default_rng(0))
     both(attribute("num_heads", heads), widths(width))(model)
     assert apply_fusion(fusion, Editor(from_proto(model, None, "test"))).matched == HEADS[heads, width]
+
+
+MULTI_HEAD = load_fusions()["restore_multi_head_attention"]
+INPUTS = [
+    {each.name for each in before_model(MULTI_HEAD, index, np.random.default_rng(0)).graph.input}
+    for index in range(len(MULTI_HEAD.module.BEFORE))
+]
+OF_QUERIES = [index for index, names in enumerate(INPUTS) if "q" in names and not names & {"past_key", "bias"}]
+"""Forms whose queries come by themselves, without a past and a bias of the scores, which have sizes of their own."""
+
+
+@pytest.mark.parametrize("rows", [3, 5])
+@pytest.mark.parametrize("causal", [0, 1])
+@pytest.mark.parametrize("index", OF_QUERIES)
+def test_rows_are_as_many_as_keys_where_what_comes_later_is_closed_alone(index: int, causal: int, rows: int) -> None:
+    """Cross attention has other rows than keys."""
+    model = before_model(MULTI_HEAD, index, np.random.default_rng(0))
+    both(shape("q", [2, rows, 12]), attribute("unidirectional", causal))(model)
+    assert apply_fusion(MULTI_HEAD, Editor(from_proto(model, None, "test"))).matched == (rows == 5 or not causal)

@@ -111,6 +111,35 @@ def test_a_norm_is_one_operator(kind: str, seed: int) -> None:
     assert np.abs(found - expected).max() <= tolerance * np.abs(expected).max(), form
 
 
+@pytest.mark.parametrize("inverse", ["Reciprocal (root)", "Div (one, root)"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("first", ["c", "gamma"])
+@pytest.mark.parametrize("kind", ["layer", "rms"])
+def test_the_factors_of_a_norm_stand_in_any_order(kind: str, first: str, turned: bool, inverse: str) -> None:
+    """Of two factors of the inverse root the one that is normalized is divided, whichever comes first."""
+    pairs = [("inverse", first), ("factor", {"c": "gamma", "gamma": "c"}[first])]
+    made = [", ".join(pair[::-1] if turned else pair) for pair in pairs]
+    centered = "mean = ReduceMean (x, last)  c = Sub (x, mean)" if kind == "layer" else "c = Identity (x)"
+    text = f"""graph (float[2, 3, 8] x) => (float[2, 3, 8] y) {{
+        {centered}
+        square = Mul (c, c)
+        variance = ReduceMean (square, last)
+        shifted = Add (variance, epsilon)
+        root = Sqrt (shifted)
+        inverse = {inverse}
+        factor = Mul ({made[0]})
+        y = Mul ({made[1]})
+    }}"""
+    values: dict[str, Array] = {"last": np.array([-1]), "epsilon": np.array(1e-3, np.float32)}
+    values |= {"gamma": np.linspace(0.5, 1.5, 8, dtype=np.float32), "one": np.array(1, np.float32)}
+    model = load(text, {name: value for name, value in values.items() if name in text}, 18)
+    report = optimize_model(model, OptimizeOptions(load_target("cpu")))
+    assert {name.rpartition(".")[2] for name in report.operators} == {ONE_OPERATOR[kind]}
+    x = np.random.default_rng(0).standard_normal((2, 3, 8)).astype(np.float32)
+    (found,) = run(model, {"x": x})
+    np.testing.assert_allclose(found, formula({"kind": kind, "affine": "scale"}, x, values), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     "change",
     [
