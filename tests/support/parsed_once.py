@@ -7,14 +7,15 @@ again: of a tiny model's export that is up to a third.
 from __future__ import annotations
 
 from functools import cached_property
+from typing import Any
 
 
 def keep_signatures() -> None:
     """Let what was parsed once be the answer from then on; nothing where onnxscript has no such property."""
     from onnxscript._internal import values
 
-    function = getattr(values, "TracedOnnxFunction", None)
-    signature = vars(function).get("function_ir") if function else None
+    function: Any = getattr(values, "TracedOnnxFunction", object)
+    signature = vars(function).get("function_ir")
     if isinstance(signature, property) and signature.fget:
         kept = cached_property(signature.fget)
         kept.__set_name__(function, "function_ir")
