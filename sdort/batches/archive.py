@@ -10,8 +10,9 @@ import json
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
+from sdort.batches.batch_options import Archive
 from sdort.batches.journal import IMAGES, entries_in
 from sdort.console import progress
 from sdort.errors import BadModelError, OutputError
@@ -19,7 +20,6 @@ from sdort.files.input_file import read_input
 from sdort.files.staging import staged_output
 from sdort.machine.optional_packages import of_failed_import
 
-Archive = Literal["parquet", "webdataset"]
 SHARD_BYTES = 1 << 30
 """Bytes of images in a tar file, as WebDataset's readers like them."""
 _ROWS = 64

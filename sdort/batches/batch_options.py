@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from sdort.batches.archive import Archive
 from sdort.generation.requests.typed_options import DrawnOptions, JobOptions
 from sdort.options.declared_options import declared, option, option_of
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
@@ -19,6 +18,7 @@ if TYPE_CHECKING:
     from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice
 
 
+Archive = Literal["parquet", "webdataset"]
 ImageFormat = Literal["png", "jpg", "webp"]
 
 

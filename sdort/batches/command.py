@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from sdort.batches.archive import Archive, check_archive, write_archive
-from sdort.batches.batch_options import BatchKeywords, BatchOptions, ImageFormat, parted
+from sdort.batches.archive import check_archive, write_archive
+from sdort.batches.batch_options import Archive, BatchKeywords, BatchOptions, ImageFormat, parted
 from sdort.batches.journal import Entry, Journal, SetAside, open_journal
 from sdort.batches.line_files import BadLine, Line, count_lines, read_lines
 from sdort.console import document, progress, say

@@ -50,7 +50,7 @@ ELSEWHERE = {
     "json_schemas.py": "project/test_json_documents.py",
     "layout_benchmark.py": "benchmark/test_layout_benchmark.py",
     "measure_gpu.sh": "benchmark/test_measure_gpu.py",
-    "ops_benchmark.py": "ops/test_ops_benchmark.py",
+    "ops_benchmark.py": "operator_library/test_ops_benchmark.py",
     "option_keywords.py": "project/test_option_page.py",
     "torch_operators_benchmark.py": "benchmark/test_torch_operators_benchmark.py",
     "trust.py": "project/test_trust.py",

@@ -206,7 +206,8 @@ def test_a_damaged_bundle_costs_a_warning(session: Ask, cache: Path) -> None:
     assert entries(session()["given"]) != set()  # it was replaced
 
 
-def test_what_miopen_writes_travels_with_the_bundle(session: Ask, cache: Path) -> None:
+def test_what_miopen_writes_travels_with_the_bundle(session: Ask, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", None)  # found anew, by the variables of this test
     first = session(tuning=True, miopen={"gfx1100_48.ufdb.txt": "a=1\n"})
     place = Path(first["environment"]["MIOPEN_USER_DB_PATH"])
     assert place.is_relative_to(cache)
