@@ -273,6 +273,11 @@ class _Drawer:
         """Draw images; where a line's own fault ends that, what is left goes on in halves."""
         started, done = time.perf_counter(), set[int]()
         paths = [self._path(each) for each in wanted]
+        for path in paths:
+            if not self.journal.may_write(path):
+                raise OutputError(
+                    f"{path} exists and is no image of sdort's", hint="Choose another folder with --out, or other ids."
+                )
 
         def take(number: int, image: Image | None) -> None:
             done.add(number)

@@ -19,6 +19,7 @@ from typing import Any
 from sdort.errors import BadModelError, OutputError
 from sdort.files.input_file import open_input
 from sdort.files.json_text import parse_json
+from sdort.generation.resumed_prompts import record_in
 
 IMAGES, SET_ASIDE = "images.jsonl", "set_aside.jsonl"
 """Files beside the images: the journal, and the lines that nothing could be drawn of in the last run."""
@@ -63,6 +64,7 @@ class Journal:
         self._descriptor = descriptor
         self._done: set[tuple[str, int]] = set()
         self._keys: dict[str, str] = {}
+        self._files: set[str] = set()
 
     def add(self, entry: Entry) -> None:
         """Write the line of an image whose file is in its place."""
@@ -72,6 +74,10 @@ class Journal:
     def has(self, name: str, index: int) -> bool:
         """Whether an image is there."""
         return (name, index) in self._done
+
+    def may_write(self, path: Path) -> bool:
+        """Whether a file is not there, is the journal's, or an image that was drawn by a process that was killed."""
+        return path.name in self._files or not os.path.lexists(path) or record_in(path) is not None
 
     def key_of(self, name: str) -> str | None:
         """The key of a line's images; None where it has none."""
@@ -84,6 +90,7 @@ class Journal:
             if not line.endswith(b"\n"):
                 return end
             entry = _entry(self.folder / IMAGES, number, line)
+            self._files.add(entry["file"] or "")
             if entry["file"] is None or _is_there(self.folder / entry["file"], entry["bytes"]):
                 self._done.add((entry["id"], entry["index"]))
                 self._keys[entry["id"]] = entry["key"]

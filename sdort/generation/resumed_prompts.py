@@ -76,7 +76,7 @@ def _earlier_seed(jobs: Sequence[Job], drawn: int) -> dict[str, int] | None:
     """
     for (_, _, request, index), path in zip(_images(jobs), named_paths(jobs), strict=True):
         if request.seed == drawn and os.path.lexists(path):
-            record = _record(path)
+            record = record_in(path)
             if record is None or record.get("prompt") != request.prompt or not isinstance(record.get("seed"), int):
                 return None
             if request.variation_strength is None:
@@ -101,7 +101,7 @@ def find_unfinished(jobs: Sequence[Job], paths: Sequence[Path], folder: Pipeline
     for number, ((job, at, request, index), path) in enumerate(zip(_images(jobs), paths, strict=True)):
         if not os.path.lexists(path):
             continue
-        record = _record(path)
+        record = record_in(path)
         if record is not None and request is not of:
             of, expected = request, _expected(folder, request)
         if why := _difference(record, expected, request.seed_of(index)):
@@ -161,7 +161,7 @@ def _images(jobs: Sequence[Job]) -> Iterator[tuple[Job, int, Request, int]]:
                 yield job, number, request, index
 
 
-def _record(path: Path) -> Mapping[str, Any] | None:
+def record_in(path: Path) -> Mapping[str, Any] | None:
     """The record in an image's file; None where there is none."""
     try:
         record = parse_json(read_texts(path)["sdort"].encode())

@@ -304,6 +304,21 @@ def test_a_parquet_file_without_its_package_is_refused_first(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("theirs", [b"a photograph", b""])
+def test_a_file_of_somebody_elses_is_not_replaced(theirs: bytes, tiny: Tiny, tmp_path: Path) -> None:
+    out, path = tmp_path / "out", written(tmp_path, LINES)
+    out.mkdir()
+    (out / "pair-1.png").write_bytes(theirs)
+    with pytest.raises(OutputError, match=r"pair-1\.png exists and is no image of sdort's"):
+        sdort.batch(tiny.onnx, path, out, **SETTINGS)
+    assert (out / "pair-1.png").read_bytes() == theirs
+    (out / "pair-1.png").unlink()
+    sdort.batch(tiny.onnx, path, out, **SETTINGS)
+    lines = (out / IMAGES).read_bytes().splitlines(keepends=True)
+    (out / IMAGES).write_bytes(b"".join(lines[:-1]))  # as if it was killed behind the last image
+    assert sdort.batch(tiny.onnx, path, out, **SETTINGS).images == 1
+
+
 @pytest.mark.parametrize("wrong", ["prompts", "pipeline", "lines"])
 def test_what_fails_before_the_first_image_leaves_nothing(wrong: str, tiny: Tiny, tmp_path: Path) -> None:
     path, pipeline = written(tmp_path, [] if wrong == "lines" else LINES), tiny.onnx
