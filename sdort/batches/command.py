@@ -244,9 +244,14 @@ class _Drawer:
                     self.done_before += 1
                     self.advance(1 / counts[number])
                     continue
+                made = _Wanted(line, at, key, 1 / counts[number])
+                file = self._path(made).name
+                if (owner := self.journal.owner(file, line.name, at)) != line.name:
+                    self._set_aside(number, line.name, f"{file} is an image of {owner}", made.share)
+                    continue
                 requests.append(alone(request, own))
                 numbers.append(number)
-                wanted.append(_Wanted(line, at, key, 1 / counts[number]))
+                wanted.append(made)
         return replace(job, requests=requests, lines=tuple(numbers)), wanted
 
     def _key(self, line: Line) -> str:

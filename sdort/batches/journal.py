@@ -65,6 +65,7 @@ class Journal:
         self._done: set[tuple[str, int]] = set()
         self._keys: dict[str, str] = {}
         self._files: set[str] = set()
+        self._owners: dict[str, tuple[str, int]] = {}
 
     def add(self, entry: Entry) -> None:
         """Write the line of an image whose file is in its place."""
@@ -74,6 +75,11 @@ class Journal:
     def has(self, name: str, index: int) -> bool:
         """Whether an image is there."""
         return (name, index) in self._done
+
+    def owner(self, file: str, name: str, index: int) -> str:
+        """The id of the line whose image has a file: this one, unless an image of another has it already."""
+        own = self._owners.setdefault(file, (name, index))
+        return name if own == (name, index) else own[0]
 
     def may_write(self, path: Path) -> bool:
         """Whether a file is not there, is the journal's, or an image that was drawn by a process that was killed."""
@@ -90,7 +96,9 @@ class Journal:
             if not line.endswith(b"\n"):
                 return end
             entry = _entry(self.folder / IMAGES, number, line)
-            self._files.add(entry["file"] or "")
+            if entry["file"]:
+                self._files.add(entry["file"])
+                self._owners[entry["file"]] = entry["id"], entry["index"]
             if entry["file"] is None or _is_there(self.folder / entry["file"], entry["bytes"]):
                 self._done.add((entry["id"], entry["index"]))
                 self._keys[entry["id"]] = entry["key"]
@@ -104,12 +112,12 @@ def entries_in(folder: Path) -> list[dict[str, Any]]:
     Raises:
         BadModelError: the journal cannot be read, or is none of sdort's.
     """
-    path, found = folder / IMAGES, dict[tuple[int, int], dict[str, Any]]()
+    path, found = folder / IMAGES, dict[tuple[str, int], dict[str, Any]]()
     with open_input(path, "the journal") as file:
         for number, line in enumerate(io.BufferedReader(file), 1):  # type: ignore[type-var]
             entry = _entry(path, number, line)
-            found[entry["line"], entry["index"]] = entry
-    return [found[place] for place in sorted(found)]
+            found[entry["id"], entry["index"]] = entry  # the number of its line may be another's by now
+    return sorted(found.values(), key=lambda entry: (entry["line"], entry["id"], entry["index"]))
 
 
 @contextmanager

@@ -304,6 +304,27 @@ def test_a_parquet_file_without_its_package_is_refused_first(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("first", [True, False])
+def test_two_lines_never_have_one_file(first: bool, tiny: Tiny, tmp_path: Path) -> None:
+    """The second image of ``pair`` is ``pair-1``, which another line may be called."""
+    lines: list[dict[str, Any]] = [{"prompt": "a", "num_images": 2, "id": "pair"}, {"prompt": "b", "id": "pair-1"}]
+    path, out = written(tmp_path, lines if first else lines[::-1]), tmp_path / "out"
+    for done_before in (0, 2):
+        report = sdort.batch(tiny.onnx, path, out, **SETTINGS)
+        assert (report.images, report.done_before, report.set_aside) == (2 - done_before, done_before, 1)
+        assert sorted(entry["file"] for entry in entries(out)) == ["pair-0.png", "pair-1.png"]
+        for entry in entries(out):
+            assert entry["sha256"] == hashlib.sha256((out / entry["file"]).read_bytes()).hexdigest()
+    assert entries(out, SET_ASIDE)[0]["problem"] == f"pair-1.png is an image of {'pair' if first else 'pair-1'}"
+
+
+def test_an_archive_has_images_whose_lines_have_moved(tiny: Tiny, tmp_path: Path) -> None:
+    out, moved = tmp_path / "out", {"prompt": "z", "id": "new"}
+    sdort.batch(tiny.onnx, written(tmp_path, LINES[:1]), out, **SETTINGS)
+    sdort.batch(tiny.onnx, written(tmp_path, [moved, LINES[0]]), out, **SETTINGS, archive="parquet")
+    assert parquet.read_table(out / "images.parquet")["id"].to_pylist() == ["new", "seven"]
+
+
 @pytest.mark.parametrize("theirs", [b"a photograph", b""])
 def test_a_file_of_somebody_elses_is_not_replaced(theirs: bytes, tiny: Tiny, tmp_path: Path) -> None:
     out, path = tmp_path / "out", written(tmp_path, LINES)
