@@ -97,7 +97,7 @@ def _write_tars(folder: Path, images: Iterator[tuple[dict[str, Any], bytes]]) ->
                     entry, content = waiting
                     size += len(content)
                     stem, _, suffix = entry["file"].rpartition(".")
-                    key = stem.replace(".", "_")  # a key ends at the first point
+                    key = stem.replace(".", "%2E")  # a key ends at the first point; no id has a %
                     _add(tar, f"{key}.{suffix}", content)
                     _add(tar, f"{key}.json", json.dumps(entry, ensure_ascii=False).encode())
                     waiting = next(images, None)

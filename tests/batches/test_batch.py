@@ -283,7 +283,7 @@ def test_all_images_in_tar_files(tiny: Tiny, tmp_path: Path, monkeypatch: pytest
     assert len(samples) == 8
     for key, sample in samples.items():
         assert json.loads(sample["json"])["sha256"] == hashlib.sha256(sample["png"]).hexdigest(), key
-    assert json.loads(samples["v1_5"]["json"])["id"] == "v1.5"
+    assert json.loads(samples["v1%2E5"]["json"])["id"] == "v1.5"
 
 
 def test_an_archive_of_images_that_were_changed_is_not_written(tiny: Tiny, tmp_path: Path) -> None:
