@@ -95,6 +95,13 @@ TABLES = (
         ("LoadOptions",),
     ),
     Table(
+        "sdort.serving.serve_options",
+        "ServeKeywords",
+        "Options of :func:`sdort.serve`, all optional.",
+        ("ServeOptions",),
+        ("LoadOptions",),
+    ),
+    Table(
         "sdort.generation.upscale_options",
         "UpscaleKeywords",
         "Options of :func:`sdort.upscale`, all optional.",

@@ -36,6 +36,7 @@ __all__ = [
     "OptimizeReport",
     "Pipeline",
     "RunPlan",
+    "ServeReport",
     "Upscaled",
     "Verification",
     "Warmup",
@@ -69,6 +70,7 @@ __all__ = [
     "remove_comfyui_nodes",
     "remove_model",
     "run",
+    "serve",
     "set_verbosity",
     "to_json",
     "tune_ops",
@@ -106,6 +108,7 @@ _MODULES = {
     "sdort.exporter.manifest": ("ExportReport",),
     "sdort.first_use.command": (
         "RunPlan",
+        "ServeReport",
         "load",
         "plan_run",
         "run",
@@ -160,6 +163,8 @@ _MODULES = {
     "sdort.pipelines.folder_signature": ("verify_signature",),
     "sdort.verification.command": ("verify",),
     "sdort.verification.outcome": ("Verification",),
+    "sdort.serving.command": ("serve",),
+    "sdort.serving.metrics": ("ServeReport",),
     "sdort.warmup.command": (
         "plan_warm",
         "warm",

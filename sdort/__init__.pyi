@@ -44,6 +44,8 @@ from sdort.optimizer.fusion_list import FusionList as FusionList
 from sdort.optimizer.fusion_list import list_fusions as list_fusions
 from sdort.optimizer.report import OptimizeReport as OptimizeReport
 from sdort.pipelines.folder_signature import verify_signature as verify_signature
+from sdort.serving.command import serve as serve
+from sdort.serving.metrics import ServeReport as ServeReport
 from sdort.tuning.command import export_tuning as export_tuning
 from sdort.tuning.command import import_tuning as import_tuning
 from sdort.tuning.command import list_tuning as list_tuning

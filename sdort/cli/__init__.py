@@ -20,6 +20,7 @@ COMMANDS = (
     "optimize",
     "run",
     "batch",
+    "serve",
     "upscale",
     "verify",
     "bench",

@@ -164,7 +164,8 @@ def _watch(reader: int, main_thread: int) -> None:
     while True:
         if select.select([reader], [], [], _AGAIN if count else None)[0]:
             for signum in os.read(reader, 64):
-                if signum in SIGNAL_WORDS:
+                # A server has handlers of its own while it runs, and ends in order.
+                if signum in SIGNAL_WORDS and signal.getsignal(signum) is _handle:
                     count += 1
                     since = since or time.monotonic()
                     _react(count, signum)

@@ -170,7 +170,7 @@ class Pipeline:
 
         Args:
             job: of :func:`sdort.generation.job.plan_jobs`.
-            paths: the file of each image, in the order of the requests.
+            paths: the file of each image, in the order of the requests; none where none is written.
             on_image: called with the number of each image, and the image; None where it shows nothing and is not
                 written.
 
@@ -180,7 +180,9 @@ class Pipeline:
         with self._turns.take(job.cancel):
             job = job.for_pipeline(self._models.folder)
             plan, needed = self._plan(job, paths)
-            result = self._generate(job, plan, list(paths), [], [], on_image)
+            judged = is_judged(job.requests[0].safety)
+            with previewing(self._models, job.previews, paths[0] if paths else None, self._options, judged=judged):
+                result = self._generate(job, plan, list(paths), [], [], on_image)
             self._held = max(self._held, needed)
             return result
 

@@ -271,8 +271,13 @@ def alike(job: Job) -> list[Job]:
     """A job in parts whose prompts have the same adapters, and the same weights between ``AND``: these share calls of
     the UNet."""
     numbers = [index for index, _ in enumerate(job.requests)]
-    groups = itertools.groupby(numbers, lambda index: (job.requests[index].guidance(), job.requests[index].lora))
+    groups = itertools.groupby(numbers, lambda index: shared_by(job.requests[index]))
     return [job.part(list(group)) for _, group in groups]
+
+
+def shared_by(request: Request) -> tuple[Any, ...]:
+    """All that a request says in its prompts and that requests in one call of the UNet have in common."""
+    return tuple(request.guidance()), request.lora
 
 
 def choose_control(choice: str | ControlChoice) -> ControlChoice:

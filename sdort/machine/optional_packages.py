@@ -25,6 +25,13 @@ REQUIREMENTS = {
     "transformers": "transformers>=5.20",
 }
 """Package -> what the extra ``export`` asks for. None of these requires torch."""
+SERVING = {
+    "fastapi": "fastapi>=0.115",
+    "prometheus_client": "prometheus-client>=0.20",
+    "python_multipart": "python-multipart>=0.0.18",
+    "uvicorn": "uvicorn>=0.30",
+}
+"""Package -> what the extra ``serve`` asks for."""
 TRACING = ("torch", *REQUIREMENTS)
 """Packages that read a checkpoint's architecture and trace it."""
 COMPARING = ("torch", "diffusers", "transformers")
@@ -48,7 +55,7 @@ def need_packages(*names: str, what: str) -> None:
     """Check that packages are installed, before they are imported.
 
     Args:
-        names: import names, ``torch`` and those of :data:`REQUIREMENTS`.
+        names: import names, ``torch`` and those of :data:`REQUIREMENTS` and :data:`SERVING`.
         what: who needs them, in words, to begin a sentence with.
 
     Raises:
@@ -95,10 +102,11 @@ def _install(names: list[str]) -> str:
         for vendor, index in sorted(TORCH_INDEXES.items(), key=lambda entry: entry[0] not in here):
             mark = ", as here" if vendor in here else ""
             lines.append(f"{pip('install', TORCH, *(['--index-url', index] if index else []))}   # {vendor}{mark}")
-    others = [REQUIREMENTS[name] for name in names if name in REQUIREMENTS]
+    known = {**REQUIREMENTS, **SERVING}
+    others = [known[name] for name in names if name in known]
     if others:
         lines += ["Install what lacks; none of it brings or replaces a torch:", pip("install", *others)]
-    rest = [name for name in names if name != "torch" and name not in REQUIREMENTS]
+    rest = [name for name in names if name != "torch" and name not in known]
     return "\n".join([*lines, *(_own(rest) if rest else [])])
 
 
@@ -145,7 +153,7 @@ def _again(name: str) -> str:
 @cache
 def _remark_on_age(name: str) -> None:
     """Say once that a package is older than what sdort is tested with: pip cannot, where it did not install it."""
-    wanted = {"torch": TORCH, **REQUIREMENTS}[name].partition(">=")[2]
+    wanted = {"torch": TORCH, **REQUIREMENTS, **SERVING}[name].partition(">=")[2]
     here = installed_version(name)
     if here is not None and _numbers(here) < _numbers(wanted):
         from sdort.console import warn  # with rich, which may be what is not installed

@@ -30,6 +30,7 @@ from sdort.generation.requests.request import Request
 from sdort.generation.requests.typed_options import GenerationOptions, PreviewOptions, RunOptions
 from sdort.providers import PROVIDER_NAMES
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
+from sdort.serving.serve_options import ServeKeywords, ServeOptions
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "python-api.md").read_text()
@@ -43,6 +44,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "optimize": ("optimize", "plan_optimize"),
     "run": ("run", "plan_run"),
     "batch": ("batch",),
+    "serve": ("serve",),
     "add": ("add_model",),
     "list": ("list_models",),
     "remove": ("remove_model",),
@@ -98,6 +100,7 @@ OPTIONS: dict[str, tuple[type, ...]] = {
     "plan_run": (GenerationOptions, LoadOptions),
     "generate": (GenerationOptions,),
     "batch": (BatchKeywords,),
+    "serve": (ServeKeywords,),
 }
 """Function with ``**options`` -> the dictionaries that list them."""
 
@@ -169,7 +172,13 @@ def parameters_of(name: str) -> dict[str, Any]:
     """The parameters of a function, and those of its options, with their defaults."""
     defaults = {
         field.name: field.default
-        for field in (*fields(Request), *fields(PreviewOptions), *fields(RuntimeOptions), *fields(BatchOptions))
+        for field in (
+            *fields(Request),
+            *fields(PreviewOptions),
+            *fields(RuntimeOptions),
+            *fields(BatchOptions),
+            *fields(ServeOptions),
+        )
     }
     defaults |= {name: inspect.signature(sdort.load).parameters[name].default for name in LoadOptions.__annotations__}
     listed = [option for options in OPTIONS.get(name, ()) for option in options.__annotations__]

@@ -164,6 +164,23 @@ def read_mask(source: ImageSource, option: str) -> InputImage:
     return InputImage(name, selected_by(picture, f"{option} {name}".rstrip()))
 
 
+def decode_picture(
+    content: bytes, option: str, formats: tuple[str, ...] = FORMATS, most: int = MAX_PIXELS
+) -> Image.Image:
+    """The picture in a file's bytes, upright, in one of Pillow's modes ``L``, ``RGB`` and ``RGBA``.
+
+    Args:
+        option: its name, for messages.
+        formats: that are read, of :data:`FORMATS`.
+        most: pixels that it may have.
+
+    Raises:
+        UsageError: as :func:`read_image`.
+    """
+    with _told(option):
+        return _decoded(content, option, "", formats, most)
+
+
 def _opened(source: ImageSource, option: str) -> tuple[str, Image.Image]:
     """The name, and the picture in one of Pillow's modes ``L``, ``RGB`` and ``RGBA``."""
     from PIL import Image
@@ -200,17 +217,19 @@ def _told(what: str) -> Iterator[None]:
         ) from error
 
 
-def _decoded(content: bytes, option: str, name: str) -> Image.Image:
+def _decoded(
+    content: bytes, option: str, name: str, formats: tuple[str, ...] = FORMATS, most: int = MAX_PIXELS
+) -> Image.Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged metadata; of too many pixels is judged here
         pictures = count_pictures(content)
         try:
-            picture = Image.open(io.BytesIO(content), formats=FORMATS)
+            picture = Image.open(io.BytesIO(content), formats=formats)
         except UnidentifiedImageError as error:
             raise ValueError(_other_format(content)) from error
-        _check_pixels(picture, f"{option} {name}")
+        _check_pixels(picture, f"{option} {name}".rstrip(), most)
         _check_tiles(picture)
         if pictures not in ("0", "1"):
             say(f"{option} {name}: the first of its {pictures} pictures is taken")
@@ -240,10 +259,10 @@ def _other_format(content: bytes) -> str:
     return "it has none of the formats that are read"
 
 
-def _check_pixels(picture: Image.Image, what: str) -> None:
-    if picture.width * picture.height > MAX_PIXELS:
+def _check_pixels(picture: Image.Image, what: str, most: int = MAX_PIXELS) -> None:
+    if picture.width * picture.height > most:
         raise UsageError(
-            f"{what} has {picture.width}x{picture.height} pixels, at most {MAX_PIXELS:,} are taken",
+            f"{what} has {picture.width}x{picture.height} pixels, at most {most:,} are taken",
             hint="Make it smaller first: images of 512 to 2,048 pixels a side are usual.",
         )
 

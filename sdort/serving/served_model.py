@@ -1,0 +1,90 @@
+"""A pipeline that is served, under a name: its folder, what it draws, and how its requests are told apart."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+from sdort.errors import UsageError
+from sdort.families.component_names import ENCODER, SAFETY_CHECKER
+from sdort.generation.prompts.prompt_chunks import Vocabulary
+from sdort.generation.requests.default_sampling import default_sampling
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.tokenizers import load_tokenizers
+from sdort.options.number_ranges import size_words
+from sdort.pipelines.folder import PipelineFolder
+from sdort.samplers.scheduler_names import SAMPLERS
+
+_NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+-]{0,99})=(.+)", re.DOTALL)
+
+
+def named_model(text: str) -> tuple[str, str]:
+    """The name and the place of ``NAME=PLACE``; a place alone is named by its last part."""
+    if (found := _NAMED.fullmatch(text)) and not Path(text).exists():
+        return found[1], found[2]
+    return Path(text).resolve().name.removesuffix(".safetensors") or "model", text
+
+
+class ServedModel:
+    """A pipeline by its name.
+
+    Args:
+        sizes: heights and widths that it is warmed up for; its own if empty.
+        any_size: whether it draws others too.
+    """
+
+    def __init__(self, name: str, folder: PipelineFolder, sizes: Sequence[tuple[int, int]], any_size: bool) -> None:
+        self.name, self.folder, self.any_size = name, folder, any_size
+        self.sizes = list(dict.fromkeys(sizes)) or [folder.default_size]
+        self.safety = "replace" if SAFETY_CHECKER in folder.models else None
+        """Fate of images that the safety checker flags: a client gets a black one."""
+
+    @property
+    def tasks(self) -> list[str]:
+        """The tasks that it can do: ``text``, ``image``, ``inpaint``."""
+        return ["text", "image", "inpaint"] if ENCODER in self.folder.models else ["text"]
+
+    @cached_property
+    def default(self) -> dict[str, object]:
+        """The settings of an image of which a request says nothing."""
+        usual = default_sampling(self.folder, None)
+        height, width = self.sizes[0]
+        return {
+            "steps": usual.steps,
+            "guidance": usual.guidance_scale,
+            "scheduler": usual.scheduler or self._own_sampler,
+            "size": [width, height],
+        }
+
+    @property
+    def _own_sampler(self) -> str:
+        """The short name of the pipeline's own sampler, else its class."""
+        own = self.folder.scheduler_class
+        return next((name for name, each in SAMPLERS.items() if each.class_name == own), own)
+
+    def check_size(self, height: int, width: int) -> None:
+        """Refuse a size for which nothing is compiled.
+
+        Raises:
+            UsageError: it is not one of :attr:`sizes`, which the message lists.
+        """
+        if not self.any_size and (height, width) not in self.sizes:
+            served = ", ".join(map(size_words, self.sizes))
+            raise UsageError(
+                f"{self.name} draws no images of {width}x{height} pixels here", hint=f"It draws: {served}."
+            )
+
+    @cached_property
+    def _vocabularies(self) -> list[Vocabulary]:
+        return [Vocabulary(tokenizer) for tokenizer in load_tokenizers(self.folder).values()]
+
+    def chunks(self, request: Request) -> tuple[int, ...]:
+        """The numbers of chunks of a request's texts: what has the same is of one shape when it is drawn together."""
+        counts = {
+            -(-len(vocabulary.ids(text)) // vocabulary.room)
+            for text in request.texts
+            for vocabulary in self._vocabularies
+        }
+        return tuple(sorted(counts | {1}))

@@ -1,0 +1,209 @@
+"""All that the APIs have in common: requests are checked, planned, queued, drawn, kept for a while, and given up."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any, cast
+
+from sdort.errors import SdortError
+from sdort.generation.command import check_job
+from sdort.generation.files.prompts_file import setting
+from sdort.generation.job import plan_job, shared_by
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.typed_options import GenerationOptions
+from sdort.generation.resumed_prompts import alone
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.memory import device_reader
+from sdort.runtime.probe import choose_provider
+from sdort.serving.drawings import Drawing
+from sdort.serving.metrics import Metrics
+from sdort.serving.pictures import read_upload
+from sdort.serving.refusals import Refused, of_error
+from sdort.serving.serve_options import ServeOptions
+from sdort.serving.served_model import ServedModel
+from sdort.serving.waiting import QueueFull, Waiting
+from sdort.serving.worker import Worker
+
+_LAST = 30.0
+"""Seconds for the step that runs when the time of what waits is over."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """A request, whichever API it came by."""
+
+    prompt: str
+    model: str | None = None
+    """The name of a model; None for the first one."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of a generation by their names in Python, none of which names a file."""
+    init_image: bytes | None = None
+    mask: bytes | None = None
+    previews: bool = False
+
+
+class Service:
+    """All that serves requests.
+
+    Args:
+        models: the first one draws requests that name none.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        options: ServeOptions,
+        runtime: RuntimeOptions,
+        batches: Sequence[int],
+    ) -> None:
+        self.models = {model.name: model for model in models}
+        self.options = options
+        self.waiting = Waiting(options.queue, batches, options.batch_wait)
+        provider = choose_provider(runtime)[0]
+        memory = device_reader(provider, runtime.device_id)
+        self.metrics = Metrics(batches, self.waiting.__len__, memory)
+        self.worker = Worker(models, runtime, self.waiting, batches, self._post, self.metrics)
+        self.drawings: dict[str, Drawing] = {}
+        """Those that are under way, by their ids."""
+        self.seconds_each = 1.0
+        """Of late, from one image to the next."""
+        self._planner = ThreadPoolExecutor(1, "sdort-plan")
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.on_end: Callable[[], None] = lambda: None
+        """Called in the event loop's thread when the worker has ended by itself."""
+
+    def start(self) -> None:
+        """Begin, inside of the event loop."""
+        self._loop = asyncio.get_running_loop()
+        self.worker.on_end = lambda: self._post(self.on_end)
+        self.worker.thread.start()
+
+    async def stop(self, deadline: float) -> None:
+        """End when all that waits is drawn, or at the deadline, by :func:`time.monotonic`."""
+        self.waiting.close()
+        await asyncio.to_thread(self.worker.thread.join, max(0.0, deadline - time.monotonic()))
+        self.waiting.clear()
+        for drawing in list(self.drawings.values()):
+            drawing.fail("the server ends", 503)
+            self._leave(drawing)
+        await asyncio.to_thread(self.worker.thread.join, _LAST)
+        self._planner.shutdown(wait=False, cancel_futures=True)
+
+    def _post(self, call: Callable[..., None], *arguments: Any) -> None:
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop is closed: nobody listens any more
+                self._loop.call_soon_threadsafe(call, *arguments)
+
+    def model(self, name: str | None) -> ServedModel:
+        """A model by its name.
+
+        Raises:
+            Refused: there is none.
+        """
+        if name is None:
+            return next(iter(self.models.values()))
+        if name not in self.models:
+            raise Refused(f"there is no such model here. There are: {', '.join(self.models)}", 404, "model")
+        return self.models[name]
+
+    async def submit(self, wanted: Wanted) -> Drawing:
+        """Check, plan and queue a request.
+
+        Raises:
+            Refused: it is wrong, or the queue is full.
+        """
+        try:
+            self.waiting.reserve()
+        except QueueFull:
+            seconds = max(1, math.ceil(self.seconds_each * len(self.waiting)))
+            raise Refused("too many requests wait already", 429, retry_after=min(seconds, 3600)) from None
+        try:
+            assert self._loop is not None
+            drawing = await self._loop.run_in_executor(self._planner, self._planned, wanted)
+        except BaseException:
+            self.waiting.release()
+            raise
+        self.metrics.taken()
+        self.drawings[drawing.id] = drawing
+        drawing.tell("queued", {"position": self.waiting.put(drawing)})
+        return drawing
+
+    def cancel(self, drawing: Drawing) -> None:
+        """Give a drawing up that nobody waits for."""
+        drawing.cancel()
+        self._leave(drawing)
+
+    def _leave(self, drawing: Drawing) -> None:
+        self.waiting.remove(drawing)
+        if batch := self.worker.current:
+            batch.look()
+        if self.drawings.pop(drawing.id, None) and drawing.end:
+            self.metrics.ended(drawing.end.name, drawing.seconds)
+
+    async def wait_for(self, drawing: Drawing) -> None:
+        """Wait until a drawing is over, at the longest until its deadline."""
+        left = drawing.deadline - asyncio.get_running_loop().time()
+        try:
+            await asyncio.wait_for(drawing.finished(), max(left, 0.001))
+        except TimeoutError:
+            drawing.fail(f"it took longer than {self.options.timeout:g} seconds", 504)
+        finally:
+            if not drawing.is_over:
+                drawing.cancel()
+            self._leave(drawing)
+
+    def _planned(self, wanted: Wanted) -> Drawing:
+        model = self.model(wanted.model)
+        options = dict(wanted.options)
+        self._check_limits(wanted.prompt, options)
+        for name in ("init_image", "mask"):
+            if (content := getattr(wanted, name)) is not None:
+                options[name] = read_upload(content, name, self.options)
+        height, width = self._size(model, options)
+        options |= {"height": height, "width": width, "images_at_once": self.options.images_at_once}
+        if model.safety:
+            options["safety"] = model.safety
+        try:
+            job = plan_job(wanted.prompt, cast("GenerationOptions", options)).for_pipeline(model.folder)
+            if job.requests[0].steps > self.options.max_steps:
+                raise Refused(f"steps: at most {self.options.max_steps} are drawn here", field="steps")
+            check_job(model.folder, job, None)
+        except SdortError as error:
+            raise of_error(error) from error
+        requests = [alone(request, index) for request in job.requests for index in range(request.num_images)]
+        keys = [self._key(model, request) for request in requests]
+        return Drawing(model, job, requests, keys, previews=wanted.previews, patience=self.options.timeout)
+
+    def _key(self, model: ServedModel, request: Request) -> tuple[Any, ...]:
+        """All that images have in common which are drawn together."""
+        images = {
+            name: image and image.digest for name, image in vars(request).items() if name in ("init_image", "mask")
+        }
+        said = {**vars(request), **images, "templates": ()}
+        return model.name, tuple(setting((0, said))), shared_by(request), model.chunks(request)
+
+    def _check_limits(self, prompt: str, options: Mapping[str, Any]) -> None:
+        limits = self.options
+        for name, text in (("prompt", prompt), ("negative_prompt", options.get("negative_prompt") or "")):
+            if len(text) > limits.max_prompt:
+                raise Refused(f"{name}: at most {limits.max_prompt:,} characters are taken here", field=name)
+        for name, most in (("steps", limits.max_steps), ("num_images", limits.max_images)):
+            if (options.get(name) or 0) > most:
+                raise Refused(f"{name}: at most {most} are drawn here", field=name)
+
+    def _size(self, model: ServedModel, options: Mapping[str, Any]) -> tuple[int, int]:
+        own = model.sizes[0]
+        height, width = options.get("height") or own[0], options.get("width") or own[1]
+        if height * width > self.options.max_pixels:
+            raise Refused(f"images have at most {self.options.max_pixels:,} pixels here", field="width")
+        try:
+            model.check_size(height, width)
+        except SdortError as error:
+            raise of_error(error, field="width") from error
+        return height, width

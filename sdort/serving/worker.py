@@ -1,0 +1,209 @@
+"""The thread that owns the GPU: it opens pipelines, warms them up, and draws what waits."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from sdort.console import say
+from sdort.errors import CancelledError, MemoryShortageError, ParityError, SdortError, UsageError
+from sdort.generation.command import Pipeline, load_folder
+from sdort.generation.files.infotext import parameters_text
+from sdort.generation.job import plan_job
+from sdort.generation.latents.preview import Preview
+from sdort.generation.memory_need import refuse_generation
+from sdort.generation.requests.request import Request
+from sdort.generation.requests.typed_options import PreviewOptions
+from sdort.generation.result import Generation, Image
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.probe import choose_provider
+from sdort.serving.drawings import Drawing, Finished
+from sdort.serving.metrics import Metrics
+from sdort.serving.served_model import ServedModel
+from sdort.serving.waiting import Batch, Piece, Waiting
+
+_OWN = (UsageError, ParityError, MemoryShortageError)
+"""Errors that may be one image's own; the others of its batch are drawn again without it."""
+_PREVIEWS = 8
+"""Previews of an image."""
+
+
+class Worker:
+    """The drawing of what waits.
+
+    Args:
+        models: all that are served; those that do not fit into memory together are opened in turn.
+        post: calls a function in the event loop's thread.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[ServedModel],
+        runtime: RuntimeOptions,
+        waiting: Waiting,
+        batches: Sequence[int],
+        post: Callable[..., None],
+        metrics: Metrics,
+    ) -> None:
+        self._models, self._runtime, self._waiting, self._batches = models, runtime, waiting, batches
+        self._post, self._metrics = post, metrics
+        self._open: dict[str, Pipeline] = {}
+        """By the names of their models; the one that was used last is the last."""
+        self._encoder = ThreadPoolExecutor(2, "sdort-png")
+        self.current: Batch | None = None
+        """The images that are being drawn."""
+        self.failure: Exception | None = None
+        """Why the worker ended before it was told to."""
+        self.is_ready = threading.Event()
+        self.on_end: Callable[[], None] = lambda: None
+        """Called when it has ended."""
+        self.thread = threading.Thread(target=self._run, name="sdort-worker", daemon=True)
+
+    @property
+    def open_models(self) -> list[str]:
+        """The names of models that are in memory."""
+        return list(self._open)
+
+    def _run(self) -> None:
+        try:
+            for model in self._models:
+                self._warm(model)
+            self.is_ready.set()
+            while batch := self._waiting.take():
+                self.current = batch
+                self._draw(batch)
+                self.current = None
+        except Exception as error:  # told by whoever waits for the thread
+            self.failure = error
+        finally:
+            self._encoder.shutdown()
+            for pipeline in self._open.values():
+                pipeline.close()
+            self._open.clear()
+            self.on_end()
+
+    def _warm(self, model: ServedModel) -> None:
+        """Draw an image of each size and number, so that all is compiled and loaded."""
+        pipeline = self._pipeline(model)
+        for height, width in model.sizes:
+            for count in sorted({1, self._batches[-1]}):
+                job = plan_job("", {"height": height, "width": width, "steps": 2, "num_images": count, "seed": 0,
+                                    "images_at_once": self._batches[-1]})  # fmt: skip
+                started = time.perf_counter()
+                pipeline.generate_job(job, ())
+                say(f"{model.name}: {width}x{height}, {count} at once, took {time.perf_counter() - started:.1f} s")
+
+    def _pipeline(self, model: ServedModel) -> Pipeline:
+        """The open pipeline of a model; others are closed, the longest unused one first, where memory asks for it.
+
+        Raises:
+            SdortError: as :func:`load_folder`.
+        """
+        if model.name in self._open:
+            self._open[model.name] = self._open.pop(model.name)
+            return self._open[model.name]
+        while self._open and not self._has_room(model):
+            name = next(iter(self._open))
+            say(f"{name} is closed to make room for {model.name}")
+            self._open.pop(name).close()
+        self._open[model.name] = load_folder(model.folder.path, self._runtime)
+        return self._open[model.name]
+
+    def _has_room(self, model: ServedModel) -> bool:
+        height, width = max(model.sizes)
+        request = Request(prompt="", height=height, width=width, num_images=self._batches[-1])
+        provider = choose_provider(self._runtime)[0]
+        try:
+            refuse_generation(model.folder, request, self._batches[-1], provider, self._runtime.device_id)
+        except MemoryShortageError:
+            return False
+        return True
+
+    def _draw(self, batch: Batch) -> None:
+        """Draw images; where one's own fault ends that, what is left is drawn in halves."""
+        batch.pieces = [piece for piece in batch.pieces if not piece.drawing.unwanted.is_set()]
+        if not batch.pieces:
+            return
+        done, model = set[int](), batch.pieces[0].drawing.model
+        try:
+            self._metrics.drawn(model.name, self._generated(self._pipeline(model), batch, done))
+        except CancelledError:
+            return
+        except Exception as error:  # whatever it is, the server goes on
+            left = [piece for number, piece in enumerate(batch.pieces) if number not in done]
+            if isinstance(error, _OWN) and len(left) > 1:
+                for half in (left[: len(left) // 2], left[len(left) // 2 :]):
+                    self.current = Batch(half)
+                    self._draw(self.current)
+                return
+            if not isinstance(error, _OWN) and (broken := self._open.pop(model.name, None)):
+                broken.close()  # its sessions may be in any state: they are opened anew
+            for piece in left:
+                self._post(piece.drawing.fail, *_words(error))
+
+    def _generated(self, pipeline: Pipeline, batch: Batch, done: set[int]) -> Generation:
+        pieces = batch.pieces
+        for piece in pieces:
+            self._post(piece.drawing.step, piece.number, 0, piece.drawing.requests[piece.number].steps)
+
+        def moved(amount: float, total: float) -> None:
+            batch.look()
+            for drawing, index in pieces:
+                self._post(drawing.step, index, int(amount / len(pieces)), int(total / len(pieces)))
+
+        def take(number: int, image: Image | None) -> None:
+            done.add(number)
+            if image is None:
+                self._post(pieces[number].drawing.fail, "the image shows nothing: another seed may show more")
+            else:
+                self._encoder.submit(self._finish, pieces[number], image)
+
+        first = pieces[0].drawing
+        previews = PreviewOptions()
+        if any(piece.drawing.previews for piece in pieces):
+            steps = first.requests[0].steps
+            previews = PreviewOptions(
+                on_preview=partial(self._previewed, pieces), preview_every=max(1, -(-steps // _PREVIEWS))
+            )
+        job = replace(
+            first.job,
+            requests=[drawing.requests[index] for drawing, index in pieces],
+            on_progress=moved,
+            cancel=batch.cancel,
+            previews=previews,
+        )
+        return pipeline.generate_job(job, (), take)
+
+    def _previewed(self, pieces: Sequence[Piece], preview: Preview) -> None:
+        for (drawing, index), pixels in zip(pieces, preview.images, strict=True):
+            if drawing.previews:
+                self._encoder.submit(self._show, drawing, index, pixels)
+
+    def _show(self, drawing: Drawing, index: int, pixels: Any) -> None:
+        from sdort.serving.pictures import preview_url
+
+        self._post(drawing.preview, index, preview_url(pixels))
+
+    def _finish(self, piece: Piece, image: Image) -> None:
+        try:
+            with io.BytesIO() as file:
+                image.save(file)
+                found = Finished(file.getvalue(), image.seed, parameters_text(image.record, image.seed))
+        except SdortError as error:
+            self._post(piece.drawing.fail, *_words(error))
+        else:
+            self._post(piece.drawing.finish, piece.number, found)
+
+
+def _words(error: Exception) -> tuple[str, int]:
+    """The words for a client of an error, and HTTP's status."""
+    if isinstance(error, SdortError):
+        status = 400 if isinstance(error, UsageError) else 500
+        return (f"{error.message}. {error.hint}" if error.hint else error.message), status
+    return "the image could not be drawn: the server's log says why", 500
