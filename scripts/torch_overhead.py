@@ -1,20 +1,24 @@
 """What a call of a torch module costs above the run of its graph: ``python scripts/torch_overhead.py FOLDER``.
 
 Each row is the median and the minimum over calls in turns, in microseconds, of one step of the UNet on tensors that are
-on the module's device: ``graph`` is ONNX Runtime alone on inputs and outputs that were bound before; ``tensors`` is the
-core (:class:`sdort.integrations.torch.TensorSession`) and ``module`` the whole forward, both with what is made of the
-timestep, which ``graph`` has as an input. ``rows`` is that part alone. On a GPU each call is timed from its beginning
-to the end of the device's work, and from its beginning to its return (``... returns``), which is what the host needs.
+on the module's device, with the timesteps of a schedule one after the other: ``graph`` is ONNX Runtime alone on inputs
+and outputs that were bound before; ``tensors`` is the core (:class:`sdort.integrations.torch.TensorSession`) and
+``module`` the whole forward, both with what is made of the timestep, which ``graph`` has as an input. ``rows`` is that
+part alone. On a GPU each call is timed from its beginning to the end of the device's work, and from its beginning to
+its return (``... returns``), which is what the host needs. ``host`` rows are those calls without the run of the graph,
+many in a row: what the host does for them.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -44,35 +48,78 @@ def feeds_of(unet: GraphUNet, batch: int, side: int) -> dict[str, torch.Tensor]:
     return found
 
 
+STEPS = 20
+
+
+class _NoRun:
+    """An ``InferenceSession`` that does not run."""
+
+    def __init__(self, ort: Any) -> None:
+        self._ort = ort
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._ort, name)
+
+    def run_with_iobinding(self, binding: object, settings: object) -> None:
+        """Nothing."""
+
+
 def calls_of(unet: GraphUNet, feeds: Tensors) -> dict[str, Callable[[], object]]:
-    """What is timed, by name."""
+    """What is timed, by name; each call takes the next timestep and another sample."""
     core = unet.session
     session, parts = core.session, core.session.preparation
-    outputs = core.run(feeds)  # what a prompt decides is made, and sizes are known
+    samples = [torch.randn_like(feeds["sample"]) for _ in range(3)]
+    clock = feeds[UNET.roles.timestep]
+    schedule = torch.linspace(999, 1, STEPS, device=unet.device).round().to(clock.dtype)
+    steps = itertools.cycle([
+        {**feeds, "sample": samples[step % 3], UNET.roles.timestep: schedule[step].expand(clock.shape)}
+        for step in range(STEPS)
+    ])  # fmt: skip
+    for _ in range(STEPS):  # what prompts and timesteps decide is made, and sizes are known
+        outputs = core.run(next(steps))
     made = core._prompts.of(feeds, session.weights.version) if core._prompts else None
-    make_rows = partial(core._timed, core._rows, parts, feeds, made) if parts and core._rows else None
-    rows = make_rows() if make_rows else None
-    graph_of_step = core._step._graph
+    make_rows = partial(core._timed, core._rows, parts) if parts and core._rows else None
+    rows = make_rows(feeds, made) if make_rows else None
     bound, number = session.io_binding(), session.new_graph()
     values = {name: feeds[name].contiguous() for name in (parts.step if parts else session.inputs)}
     for each in (values, *([made.step.values] if made else []), *([rows.values] if rows else [])):
         for name, value in each.items():
-            graph_of_step.bind_input(bound, name, value)
+            core._step._graph.bind_input(bound, name, value)
     for name, value in outputs.items():
-        graph_of_step.bind_output(bound, name, value)
+        core._step._graph.bind_output(bound, name, value)
     others = ("sample", UNET.roles.timestep, "encoder_hidden_states")
-    added = {name: value for name, value in feeds.items() if name not in others}
 
     def graph(_alive: object = (values, made, rows, outputs)) -> None:  # their addresses are bound
-        with core.place.running():
-            session.run_bound(bound, number)
+        session.run_bound(bound, number)
+
+    def module() -> object:
+        step = next(steps)
+        added = {name: value for name, value in step.items() if name not in others}
+        return unet(*(step[name] for name in others), added_cond_kwargs=added, return_dict=False)
 
     calls: dict[str, Callable[[], object]] = {"graph": graph}
     if make_rows:
-        calls["rows"] = make_rows
-    calls["tensors"] = lambda: core.run(feeds)
-    calls["module"] = lambda: unet(*(feeds[name] for name in others), added_cond_kwargs=added)
+        calls["rows"] = lambda: make_rows(next(steps), made)
+    calls["tensors"] = lambda: core.run(next(steps))
+    calls["module"] = module
     return calls
+
+
+def host_times(unet: GraphUNet, calls: Mapping[str, Callable[[], object]], repeat: int) -> dict[str, list[float]]:
+    """The microseconds of the host in each call, without the run of the graph."""
+    session = unet.session.session
+    found: dict[str, list[float]] = {}
+    ort, session.ort = session.ort, _NoRun(session.ort)
+    try:
+        for name in ("graph", "tensors", "module"):
+            for _ in range(5):
+                started = time.perf_counter()
+                for _ in range(repeat):
+                    calls[name]()
+                found.setdefault(f"{name} host", []).append((time.perf_counter() - started) / repeat * 1e6)
+    finally:
+        session.ort = ort
+    return found
 
 
 def timed(calls: Mapping[str, Callable[[], object]], repeat: int, gpu: bool) -> dict[str, list[float]]:
@@ -108,12 +155,13 @@ def main() -> int:
             gpu = unet.device.type != "cpu"
             with torch.no_grad():
                 calls = calls_of(unet, feeds_of(unet, options.batch, options.side))
-                times = timed(calls, options.repeat, gpu)
+                times = timed(calls, options.repeat, gpu) | host_times(unet, calls, options.repeat)
             where = f"{unet.session.session.provider.name}, tensors on {unet.device}, batch {options.batch}"
             print(f"{where}, {'graph of the device' if graph else 'no graph of the device'}")
             print(f"  {'':18}{'median':>12}{'above graph':>14}{'minimum':>12}{'above graph':>14}")
             for name, values in times.items():
-                base = times["graph returns" if name.endswith("returns") else "graph"]
+                _, _, kind = name.partition(" ")
+                base = times[f"graph {kind}".strip()]
                 row = [f"{each(values):12,.1f}{each(values) - each(base):+14,.1f}" for each in (statistics.median, min)]
                 print(f"  {name:18}{''.join(row)}")
             if not unet.session.session.provider.graph:

@@ -162,37 +162,6 @@ def test_torch_and_a_provider_meet_on_a_gpu_of_both(
         assert place.stream.device == device
 
 
-def test_a_block_on_a_stream_comes_after_what_was_asked_before_and_before_what_is_asked_later(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    order: list[Any] = []
-
-    class Stream:
-        def __init__(self, name: str) -> None:
-            self.name = name
-
-        def wait_stream(self, other: Any) -> None:
-            order.append(f"{self.name} waits for {other.name}")
-
-        def __enter__(self) -> None:
-            order.append("begin")
-
-        def __exit__(self, *_: object) -> None:
-            order.append("end")
-
-    own, current = Stream("own"), Stream("current")
-    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: current)
-    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
-    with pytest.raises(KeyError), TorchPlace(torch.device("cuda", 0), own).running():
-        raise KeyError
-    assert order == ["own waits for current", "begin", "end", "current waits for own"]
-    recorded: list[Any] = []
-    tensor: Any = SimpleNamespace(record_stream=recorded.append)
-    TorchPlace(torch.device("cuda", 0), own).hand_over(tensor)
-    TorchPlace(torch.device("cpu")).hand_over(tensor)
-    assert recorded == [current]
-
-
 def test_components_are_opened_with_what_each_can_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Graphs where a component runs again and again, adapters where weights can change, one stream for all."""
     names = ("unet", CONTROLNET, "vae_decoder", "text_encoder", "vae_encoder")

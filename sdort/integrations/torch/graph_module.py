@@ -195,8 +195,8 @@ def known_inputs(session: TensorSession, given: Mapping[str, torch.Tensor | None
         UsageError: the graph does not take one of them.
     """
     found = {name: value for name, value in given.items() if value is not None}
-    unknown = [name for name in found if name not in session.inputs]
-    if unknown:
+    if not found.keys() <= session.inputs.keys():
+        unknown = [name for name in found if name not in session.inputs]
         raise UsageError(
             f"the graph of {session.session.component} does not take {', '.join(unknown)}",
             hint=f"It takes {', '.join(session.inputs)}.",
@@ -215,6 +215,8 @@ def as_timestep(timestep: Any) -> torch.Tensor:
     Raises:
         UsageError: it is neither a number nor numbers.
     """
+    if isinstance(timestep, torch.Tensor):
+        return timestep
     try:
         return torch.as_tensor(timestep)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -228,4 +230,6 @@ def like(value: torch.Tensor, given: torch.Tensor) -> torch.Tensor:
 
     That of integers has the graph's dtype.
     """
+    if value.dtype is given.dtype and value.device == given.device:
+        return value
     return value.to(given.device, given.dtype if given.is_floating_point() else value.dtype)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -27,16 +28,22 @@ class _Seen:
         return cls(weakref.ref(tensor), changes, tensor.data_ptr())
 
     def is_as_it_was(self, tensor: torch.Tensor) -> bool:
-        return self.tensor() is tensor and self.changes is not None and self == _Seen.of(tensor)
+        known: Any = self.tensor()
+        return (
+            known is tensor
+            and not tensor.is_inference()
+            and self.changes == tensor._version
+            and self.address == tensor.data_ptr()
+        )
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class MadeOfPrompt:
     """Outputs that were made of tensors.
 
     Attributes:
         version: of the weights.
-        seen: the tensors by the names of inputs.
+        seen: the tensors that last had these values, by the names of inputs.
         copies: their values, as the graph read them.
         step: what the step reads.
         time: what the graph of the timesteps reads.
@@ -69,36 +76,42 @@ class PromptCache:
             feeds: the whole model's inputs, as the caller has them.
             version: of the weights.
         """
-        given = {name: feeds[name] for name in self._binding.inputs}
-        if self._made and self._made[0].version == version and (found := self._same_objects(given, self._made[:1])):
-            return found
-        self._made = [made for made in self._made if made.version == version]
-        found = self._same_objects(given, self._made) or self._same_values(given) or self._make(given, version)
-        self._made = [found, *(made for made in self._made if made is not found)][:KEPT]
-        return found
+        if not (self._made and self._made[0].version == version and self._is_of(self._made[0], feeds)):
+            given = {name: feeds[name] for name in self._binding.inputs}
+            known = [made for made in self._made if made.version == version]
+            found = next((made for made in known if self._is_of(made, given)), None)
+            if found is None:
+                found = self._same_values(known, given) or self._make(given, version)
+                found.seen = {name: _Seen.of(value) for name, value in given.items()}
+            self._made = [found, *(made for made in known if made is not found)][:KEPT]
+        return self._made[0]
+
+    def _is_of(self, made: MadeOfPrompt, feeds: Tensors) -> bool:
+        """Whether something was made of these tensors, as far as that is known without waiting."""
+        for name, seen in made.seen.items():
+            value = feeds[name]
+            if value.is_cpu:
+                if not torch.equal(made.copies[name], self._binding.fitted(name, value)):
+                    return False
+            elif not seen.is_as_it_was(value):
+                return False
+        return True
+
+    def _same_values(self, known: Sequence[MadeOfPrompt], given: Tensors) -> MadeOfPrompt | None:
+        if not known:
+            return None
+        fitted = {name: self._binding.fitted(name, value) for name, value in given.items()}
+        return next(
+            (made for made in known if all(torch.equal(made.copies[name], fitted[name]) for name in fitted)), None
+        )
 
     def _make(self, given: Tensors, version: int) -> MadeOfPrompt:
-        fitted = {name: self._binding.fitted(name, value) for name, value in given.items()}
-        made = self._binding.run(fitted)
+        with self._binding.order.making():
+            fitted = {name: self._binding.fitted(name, value) for name, value in given.items()}
+            made = self._binding.run(fitted)
+            copies = {name: value.clone() for name, value in fitted.items()}
         step, time = (
             PreparedInputs({name: value for name, value in made.items() if name in names}, fixed=False)
             for names in self._readers
         )
-        copies = {name: value.clone() for name, value in fitted.items()}
-        return MadeOfPrompt(version, {name: _Seen.of(value) for name, value in given.items()}, copies, step, time)
-
-    def _same_objects(self, given: Tensors, known: Sequence[MadeOfPrompt]) -> MadeOfPrompt | None:
-        if any(value.device.type == "cpu" for value in given.values()):
-            return None
-        for made in known:
-            if all(made.seen[name].is_as_it_was(value) for name, value in given.items()):
-                return made
-        return None
-
-    def _same_values(self, given: Tensors) -> MadeOfPrompt | None:
-        if not self._made:
-            return None
-        fitted = {name: self._binding.fitted(name, value) for name, value in given.items()}
-        return next(
-            (made for made in self._made if all(torch.equal(made.copies[name], fitted[name]) for name in fitted)), None
-        )
+        return MadeOfPrompt(version, {}, copies, step, time)

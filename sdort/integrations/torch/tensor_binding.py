@@ -11,12 +11,17 @@ import numpy as np
 import torch
 
 from sdort.graph.signature import TensorSpec
-from sdort.integrations.torch.torch_place import TorchPlace
+from sdort.integrations.torch.torch_place import StreamOrder
 from sdort.runtime.session import UNRECORDED
 from sdort.runtime.step.preparation import Part
 
 Tensors = Mapping[str, torch.Tensor]
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[torch.Size, ...]
+COPIED = 1 << 20
+"""Bytes of an input that are rather copied to memory that stays bound, and so with outputs: ONNX Runtime takes longer
+to bind another address than a device to copy them."""
+KEPT_SIZES = 16
+"""Sizes of inputs for which memory and bindings are kept, where they are not recorded."""
 ALIGNMENT = 256
 """Bytes of which the addresses of tensors in one piece of memory are multiples, as those of allocators are."""
 
@@ -28,7 +33,7 @@ def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
 
 def shapes_of(values: Tensors) -> Shapes:
     """The shapes of tensors, in their order."""
-    return tuple(tuple(value.shape) for value in values.values())
+    return tuple([value.shape for value in values.values()])
 
 
 def in_one_piece(values: Tensors) -> dict[str, torch.Tensor]:
@@ -80,45 +85,64 @@ class _Graph:
     """
 
     session: Part
-    place: TorchPlace
+    order: StreamOrder
     inputs: Mapping[str, tuple[np.dtype[Any], torch.dtype]]
     outputs: Mapping[str, tuple[np.dtype[Any], torch.dtype]]
     recorded: bool
 
+    def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
+        """An input as the graph reads it: the same tensor where it already is so."""
+        dtype, device = self.inputs[name][1], self.order.place.device
+        if value.dtype is dtype and value.device == device and value.is_contiguous() and not value.is_neg():
+            return value
+        if value.is_floating_point() and not dtype.is_floating_point:
+            value = value.round()  # timesteps: cut off, 998.9999 would be 998
+        # Views that torch negates when it reads them are read here by their address.
+        return value.to(device, dtype).resolve_neg().contiguous()
+
     def bind_input(self, binding: Any, name: str, value: torch.Tensor) -> None:
         """Let an ``IOBinding`` read an input where it is."""
-        binding.bind_input(name, *self.place.memory, self.inputs[name][0], list(value.shape), value.data_ptr())
+        memory = self.order.place.memory
+        binding.bind_input(name, *memory, self.inputs[name][0], list(value.shape), value.data_ptr())
 
     def bind_output(self, binding: Any, name: str, value: torch.Tensor) -> None:
         """Let an ``IOBinding`` write an output where it is."""
-        binding.bind_output(name, *self.place.memory, self.outputs[name][0], list(value.shape), value.data_ptr())
+        memory = self.order.place.memory
+        binding.bind_output(name, *memory, self.outputs[name][0], list(value.shape), value.data_ptr())
 
     def allocated(self, sizes: Shapes) -> dict[str, torch.Tensor]:
         """Memory for outputs of these sizes."""
+        device = self.order.place.device
         return {
-            name: torch.empty(size, dtype=dtype, device=self.place.device)
+            name: torch.empty(size, dtype=dtype, device=device)
             for (name, (_, dtype)), size in zip(self.outputs.items(), sizes, strict=True)
         }
+
+    def run(self, binding: Any, number: int) -> None:
+        """Run an ``IOBinding``, in the order of the streams."""
+        self.order.run(lambda: self.session.run_bound(binding, number))
 
 
 class TensorBinding:
     """A session's graph alone, without what is prepared for it. One thread at a time.
 
-    A tensor is bound by its address: nothing is copied where it is contiguous, of the dtype that the graph declares and
-    on the place's device. Outputs are allocated by torch; their sizes are those of the first run on inputs of the same
-    sizes, whose outputs pass through the host.
+    A large tensor is bound by its address: nothing is copied where it is contiguous, of the dtype that the graph
+    declares and on the place's device. A small one is copied (:data:`COPIED`). Outputs are allocated by torch; their
+    sizes are those of the first run on inputs of the same sizes, whose outputs pass through the host.
 
     Args:
         session: an open one, of which this is the graph, or a part of a split one.
         inputs: those of the graph, which are others than those of a session whose graph is a step.
+        order: of the streams, in a call that has begun.
         graph: whether runs are recorded as a graph of the device, one for inputs of each size. It has inputs and
             outputs at addresses of its own; a copy on the device each leads to it and away.
     """
 
-    def __init__(self, session: Part, inputs: Collection[TensorSpec], place: TorchPlace, graph: bool) -> None:
+    def __init__(self, session: Part, inputs: Collection[TensorSpec], order: StreamOrder, graph: bool) -> None:
         read = {spec.name: (spec.dtype, torch_dtype(spec.dtype)) for spec in inputs}
         written = {spec.name: (spec.dtype, torch_dtype(spec.dtype)) for spec in session.outputs}
-        self._graph = _Graph(session, place, read, written, graph)
+        self.order = order
+        self._graph = _Graph(session, order, read, written, graph)
         self._sized: dict[tuple[Shapes, ...], _SizedRuns] = {}
 
     @property
@@ -128,13 +152,7 @@ class TensorBinding:
 
     def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """An input as the graph reads it: the same tensor where it already is so."""
-        dtype, device = self._graph.inputs[name][1], self._graph.place.device
-        if value.dtype is dtype and value.device == device and value.is_contiguous() and not value.is_neg():
-            return value
-        if value.is_floating_point() and not dtype.is_floating_point:
-            value = value.round()  # timesteps: cut off, 998.9999 would be 998
-        # Views that torch negates when it reads them are read here by their address.
-        return value.to(device, dtype).resolve_neg().contiguous()
+        return self._graph.fitted(name, value)
 
     def run(self, values: Tensors, *prepared: PreparedInputs, in_place: bool = False) -> dict[str, torch.Tensor]:
         """The outputs by name, on the place's device.
@@ -148,14 +166,16 @@ class TensorBinding:
         Raises:
             BadModelError, ProviderError: as :meth:`sdort.runtime.session.Session.run`.
         """
-        fitted = {name: self.fitted(name, value) for name, value in values.items()}
-        sizes = (shapes_of(fitted), *(each.shapes for each in prepared))
-        if sizes in self._sized:
-            return self._sized[sizes].run(fitted, prepared, in_place)
+        sizes = (shapes_of(values), *[each.shapes for each in prepared])
+        if known := self._sized.get(sizes):
+            return known.run(values, prepared)
+        fitted = {name: self._graph.fitted(name, value) for name, value in values.items()}
         made = self._first(fitted, prepared)
         if in_place:
             made = in_one_piece(made)
-        self._sized[sizes] = _SizedRuns(self._graph, shapes_of(made), made if in_place else None)
+        if len(self._sized) == KEPT_SIZES and not self._graph.recorded:
+            del self._sized[next(iter(self._sized))]
+        self._sized[sizes] = _SizedRuns(self._graph, fitted, made, in_place)
         return made
 
     def _first(self, fitted: Tensors, prepared: Sequence[PreparedInputs]) -> dict[str, torch.Tensor]:
@@ -166,11 +186,11 @@ class TensorBinding:
                 self._graph.bind_input(binding, name, value)
         for name in self._graph.outputs:
             binding.bind_output(name)
-        self._graph.session.run_bound(binding, UNRECORDED)
+        self._graph.run(binding, UNRECORDED)
         self._graph.session.guard(binding.synchronize_outputs)
         made = self._graph.session.guard(binding.copy_outputs_to_cpu)
         return {
-            name: torch.from_numpy(np.asarray(value)).to(self._graph.place.device, copy=True)
+            name: torch.from_numpy(np.asarray(value)).to(self._graph.order.place.device, copy=True)
             for name, value in zip(self._graph.outputs, made, strict=True)
         }
 
@@ -179,46 +199,71 @@ class _SizedRuns:
     """The runs of a graph on inputs of the same sizes; what stays where it was is not bound again.
 
     Args:
-        sizes: of the outputs.
-        kept: the outputs' memory, if it is for good.
+        inputs: those that are not prepared, as the graph reads them.
+        outputs: of the same sizes as those to come.
+        in_place: whether these are their memory.
     """
 
-    def __init__(self, graph: _Graph, sizes: Shapes, kept: dict[str, torch.Tensor] | None) -> None:
+    def __init__(self, graph: _Graph, inputs: Tensors, outputs: dict[str, torch.Tensor], in_place: bool) -> None:
         self._graph = graph
-        self._sizes = sizes
-        self._kept = kept
         self._number = graph.session.new_graph()
         self._binding = graph.session.io_binding()
-        self._inputs: dict[str, int] = {}
-        self._outputs: dict[str, int] = {}
-        self._copies: dict[str, torch.Tensor] = {}
+        self._addresses: dict[str, int] = {}
         self._prepared: dict[int, PreparedInputs] = {}
+        self._sizes = shapes_of(outputs)
+        self._in_place = in_place
+        self._outputs = outputs if in_place else None
+        """Memory for outputs that is the same in every run."""
+        with graph.order.making():
+            self._copies = {
+                name: torch.empty_like(value)
+                for name, value in inputs.items()
+                if graph.recorded or value.nbytes <= COPIED
+            }
+            """Memory for inputs that is."""
+            if graph.recorded or sum(value.nbytes for value in outputs.values()) <= COPIED:
+                self._outputs = self._outputs or graph.allocated(self._sizes)
+        self._bind(self._copies)
+        for name, value in (self._outputs or {}).items():
+            graph.bind_output(self._binding, name, value)
 
-    def run(self, fitted: Tensors, prepared: Sequence[PreparedInputs], in_place: bool) -> dict[str, torch.Tensor]:
-        self._take(fitted, copied=self._graph.recorded)
+    def run(self, values: Tensors, prepared: Sequence[PreparedInputs]) -> dict[str, torch.Tensor]:
+        for name, value in values.items():
+            copy = self._copies.get(name)
+            if copy is None:
+                self._bind({name: self._graph.fitted(name, value)})
+            elif copy.is_floating_point() or not value.is_floating_point():
+                copy.copy_(value)
+            else:
+                copy.copy_(self._graph.fitted(name, value))
         for index, each in enumerate(prepared):
             if self._prepared.get(index) is not each:
-                self._take(each.values, copied=self._graph.recorded and not each.fixed)
+                self._prepare(each)
                 self._prepared[index] = each
-        fixed = in_place or self._graph.recorded
-        outputs = self._kept if fixed and self._kept else self._graph.allocated(self._sizes)
-        self._kept = outputs if fixed else None
-        for name, value in outputs.items():
-            if self._outputs.get(name) != value.data_ptr():
+        outputs = self._outputs or self._graph.allocated(self._sizes)
+        if self._outputs is None:
+            for name, value in outputs.items():
                 self._graph.bind_output(self._binding, name, value)
-                self._outputs[name] = value.data_ptr()
-        self._graph.session.run_bound(self._binding, self._number)
-        if self._graph.recorded and not in_place:
-            return {name: value.clone() for name, value in outputs.items()}
-        return outputs
+        self._graph.run(self._binding, self._number)
+        if self._outputs is None or self._in_place:
+            return outputs
+        return {name: value.clone() for name, value in outputs.items()}
 
-    def _take(self, values: Tensors, *, copied: bool) -> None:
-        """Bind inputs, or their copies at addresses that a recorded graph can have."""
+    def _prepare(self, prepared: PreparedInputs) -> None:
+        """Have inputs read that are prepared; a recorded graph has addresses of its own for those that move."""
+        if not self._graph.recorded or prepared.fixed:
+            self._bind(prepared.values)
+            return
+        new = {name: value for name, value in prepared.values.items() if name not in self._copies}
+        with self._graph.order.making():
+            made = {name: torch.empty_like(value) for name, value in new.items()}
+        self._copies |= made
+        self._bind(made)
+        for name, value in prepared.values.items():
+            self._copies[name].copy_(value)
+
+    def _bind(self, values: Tensors) -> None:
         for name, value in values.items():
-            bound = value
-            if copied:
-                bound = self._copies.setdefault(name, torch.empty_like(value))
-                bound.copy_(value)
-            if self._inputs.get(name) != bound.data_ptr():
-                self._graph.bind_input(self._binding, name, bound)
-                self._inputs[name] = bound.data_ptr()
+            if self._addresses.get(name) != (address := value.data_ptr()):
+                self._graph.bind_input(self._binding, name, value)
+                self._addresses[name] = address

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import NamedTuple
 
 import torch
-from torch.autograd.forward_ad import unpack_dual
+from torch.autograd import forward_ad
 
 from sdort.errors import UsageError
 from sdort.families.denoiser_arguments import timestep_shape
@@ -16,7 +17,7 @@ from sdort.graph.signature import TensorSpec, cast_feeds
 from sdort.integrations.torch.prompt_cache import MadeOfPrompt, PromptCache
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, torch_dtype
 from sdort.integrations.torch.timestep_cache import TimestepCache
-from sdort.integrations.torch.torch_place import TorchPlace
+from sdort.integrations.torch.torch_place import StreamOrder, TorchPlace
 from sdort.runtime.session import Session
 from sdort.runtime.step.preparation import Part, Preparation
 from sdort.workload.steering_inputs import IMAGE, all_residuals, image_inputs, named_sizes, residual_shapes, shape_at
@@ -53,17 +54,18 @@ class TensorSession:
         self._sample, self._timestep = roles.sample, roles.timestep
         self._one_for_all = frozenset({*all_residuals(session.inputs), IMAGE})
         self._fitting: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
-        self._repeated: tuple[tuple[str, torch.Size], ...] | None = None
-        """Names and shapes of what was given last, where the graph takes it as it is."""
-        self._filled: list[tuple[str, torch.Tensor | None]] = []
-        """Its inputs then, in their order: zeros, or None for what was given."""
+        self._last: dict[str, _Kind] = {}
+        """The kinds of what was given last, where the graph takes it as it is."""
+        self._filled: dict[str, torch.Tensor] = {}
+        """Zeros for what was not given then."""
         self._zeros: tuple[tuple[int, ...], dict[str, torch.Tensor]] | None = None
-        self._step = TensorBinding(session, _step_inputs(session), place, graph)
+        self._order = StreamOrder(place)
+        self._step = TensorBinding(session, _step_inputs(session), self._order, graph)
         self._prompts, self._rows = None, None
         if parts := session.preparation:
             if parts.time:
-                self._rows = TimestepCache(_bound(parts.time, place), parts.each_sample, roles.timestep)
-            prompt = _bound(parts.prompt, place) if parts.prompt else None
+                self._rows = TimestepCache(_bound(parts.time, self._order), parts.each_sample, roles.timestep)
+            prompt = _bound(parts.prompt, self._order) if parts.prompt else None
             self._prompts = PromptCache(prompt, parts.taken, parts.beside) if prompt else None
 
     @property
@@ -106,14 +108,22 @@ class TensorSession:
             BadModelError: an input is missing.
             ProviderError: the provider failed, or ran out of memory.
         """
-        _check_tensors(feeds)
-        # Tensors that are kept from one run to the next have to be of use under torch.inference_mode and outside.
-        with self.lock, torch.inference_mode(False), torch.no_grad():
-            with self.place.running():
-                outputs = self._outputs(self._complete(feeds))
-            for value in outputs.values():
-                self.place.hand_over(value)
-        return outputs
+        with self.lock:
+            repeated = _are(feeds, self._last)
+            if not repeated:
+                _check_tensors(feeds)
+            if not (torch.is_inference_mode_enabled() or torch.is_grad_enabled()):
+                return self._run(feeds, repeated)
+            # Tensors that are kept from one run to the next have to be of use under torch.inference_mode and outside.
+            with torch.inference_mode(False), torch.no_grad():
+                return self._run(feeds, repeated)
+
+    def _run(self, feeds: Tensors, repeated: bool) -> dict[str, torch.Tensor]:
+        self._order.begin()
+        try:
+            return self._outputs(self._completed_again(feeds) if repeated else self._complete(feeds))
+        finally:
+            self._order.end()
 
     def synchronize(self) -> None:
         """Wait until everything that was asked of it is done, as before its weights change."""
@@ -137,21 +147,24 @@ class TensorSession:
         prepared = made.time if made and made.time.values else None
         known = prepared.values if prepared else {}
         beside = {name: feeds[name] for name in parts.beside if name not in known}
-        return rows.of(feeds[self._timestep], len(feeds[self._sample]), beside, prepared, self.session.weights.version)
+        samples = feeds[self._sample].shape[0]
+        return rows.of(feeds[self._timestep], samples, beside, prepared, self.session.weights.version)
 
     def _complete(self, feeds: Tensors) -> Tensors:
         """All inputs, of sizes that the graph takes."""
-        shapes = tuple([(name, value.shape) for name, value in feeds.items()])
-        if shapes == self._repeated:  # as in the steps of an image: all that follows from sizes is known
-            complete = {name: feeds[name] if zeros is None else zeros for name, zeros in self._filled}
-            if self._timestep in complete and self._sample in complete:
-                complete[self._timestep] = self._timesteps(complete[self._timestep], complete[self._sample].shape[0])
-            return complete
         checked = self._checked(feeds)
-        self._filled = [(name, None if name in feeds else value) for name, value in checked.items()]
         as_given = all(checked[name] is feeds[name] for name in checked.keys() & feeds.keys() - {self._timestep})
-        self._repeated = shapes if as_given else None
+        self._last = {name: _Kind.of(value) for name, value in feeds.items()} if as_given else {}
+        self._filled = {name: value for name, value in checked.items() if name not in feeds}
         return checked
+
+    def _completed_again(self, feeds: Tensors) -> Tensors:
+        """:meth:`_complete` of inputs like those of the call before: all that follows from sizes is known."""
+        complete = {**feeds, **self._filled}
+        timestep = complete.get(self._timestep)
+        if timestep is not None and (self._rows is None or timestep.numel() > 1):  # of one number it takes any shape
+            complete[self._timestep] = self._timesteps(timestep, complete[self._sample].shape[0])
+        return complete
 
     def _checked(self, feeds: Tensors) -> Tensors:
         given = {name: value for name, value in feeds.items() if name in self.inputs}
@@ -221,6 +234,43 @@ def _leave_uncompiled() -> None:
     )
 
 
+class _Kind(NamedTuple):
+    """Properties of a tensor that decide how a graph takes it, apart from its values and address."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+    @classmethod
+    def of(cls, value: torch.Tensor) -> _Kind:
+        return cls(value.shape, value.dtype, value.device)
+
+
+def _are(feeds: Tensors, kinds: Mapping[str, _Kind]) -> bool:
+    """Whether inputs are of these kinds, and no more needs to be looked at: they are plain tensors in memory, and
+    nothing is at work that looks into what is computed. It is asked in each call, where :func:`_check_tensors` takes
+    the time of a small kernel for each tensor."""
+    if len(feeds) != len(kinds) or torch._C._len_torch_dispatch_stack() or torch._C._get_tracing_state() is not None:
+        return False
+    if torch.is_grad_enabled() or forward_ad._current_level >= 0:
+        return False
+    try:
+        for name, value in feeds.items():
+            shape, dtype, device = kinds[name]
+            if (
+                type(value) is not torch.Tensor
+                or value.dtype is not dtype
+                or value.shape != shape
+                or value.device != device
+                or value.layout is not torch.strided
+                or not value.data_ptr()
+            ):
+                return False
+    except (KeyError, RuntimeError):  # another name; a tensor of torch.func, which has no address
+        return False
+    return True
+
+
 _RECORDERS = torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY
 """Dispatch modes in which torch.export and make_fx compute in the place of torch's own operators."""
 _TRANSFORM_HINT = "Export or transform the torch model. torch.compile takes programs with ONNX graphs in them."
@@ -257,7 +307,7 @@ def _check_tensors(feeds: Tensors) -> None:
                 "graph takes it",
                 hint=_TRANSFORM_HINT,
             )
-        if (value.requires_grad and torch.is_grad_enabled()) or unpack_dual(value).tangent is not None:
+        if (value.requires_grad and torch.is_grad_enabled()) or forward_ad.unpack_dual(value).tangent is not None:
             raise UsageError(
                 f"the input {name!r} wants a gradient, and an ONNX graph gives none",
                 hint="Run it under torch.no_grad(), or train the torch model.",
@@ -280,8 +330,8 @@ def _step_inputs(session: Session) -> list[TensorSpec]:
     return [specs[name] for name in parts.taken]
 
 
-def _bound(part: Part, place: TorchPlace) -> TensorBinding:
-    return TensorBinding(part, part.inputs.values(), place, graph=False)
+def _bound(part: Part, order: StreamOrder) -> TensorBinding:
+    return TensorBinding(part, part.inputs.values(), order, graph=False)
 
 
 def _for_all(value: torch.Tensor, samples: int) -> torch.Tensor:

@@ -59,11 +59,12 @@ class KnownTimesteps:
         None if they may differ, if torch counts no changes of the tensor (``torch.inference_mode``), if its memory is
         too large to be a schedule's, or while torch records a graph, which will be replayed with other numbers there.
         """
-        shape, strides = timesteps.shape, timesteps.stride()
-        if any(stride and size > 1 for size, stride in zip(shape, strides, strict=True)):
+        if timesteps.numel() > 1 and any(
+            stride and size > 1 for size, stride in zip(timesteps.shape, timesteps.stride(), strict=True)
+        ):
             return None
         if not self._waits(timesteps):
-            return float(timesteps[(0,) * len(shape)])
+            return float(timesteps if timesteps.numel() == 1 else timesteps[(0,) * timesteps.ndim])
         if timesteps.is_inference() or timesteps.is_neg():  # which torch negates when it reads it
             return None
         if self._gpu and torch.cuda.is_current_stream_capturing():
@@ -113,8 +114,9 @@ class TimestepCache:
         """
         number = None if beside else self._known.number(timesteps)
         made = None if number is None else (number, samples, prepared, version)
-        if made not in self._kept:
-            return self._make(timesteps.reshape(-1).expand(samples), beside, prepared, made)
+        if made is None or made not in self._kept:
+            with self._binding.order.making():
+                return self._make(timesteps.reshape(-1).expand(samples), beside, prepared, made)
         inputs, piece = self._read[samples]
         piece.copy_(self._kept[made])
         return inputs

@@ -95,25 +95,26 @@ class GraphUNet(AdapterMethods, GraphModule, ModelMixin, ConfigMixin, metaclass=
             UsageError: something is given that the graph does not take.
             BadModelError, ProviderError: as :meth:`sdort.integrations.torch.tensor_session.TensorSession.run`.
         """
-        scale = _adapter_scale(cross_attention_kwargs or {})
         optional = {
             "class_labels": class_labels,
             "timestep_cond": timestep_cond,
             "attention_mask": attention_mask,
             "encoder_attention_mask": encoder_attention_mask,
-            **(added_cond_kwargs or {}),
         }
         feeds = {
             "sample": sample,
             "timestep": as_timestep(timestep),
             "encoder_hidden_states": encoder_hidden_states,
-            **known_inputs(self.session, optional),
+            **known_inputs(self.session, {**optional, **(added_cond_kwargs or {})}),
         }
-        control = list(down_block_additional_residuals or ())
-        control += [] if mid_block_additional_residual is None else [mid_block_additional_residual]
-        feeds |= self._residuals(CONTROLNET, control)
-        feeds |= self._residuals(T2I_ADAPTER, list(down_intrablock_additional_residuals or ()))
-        made = like(next(iter(self._run(feeds, scale).values())), sample)
+        if down_block_additional_residuals or mid_block_additional_residual is not None:
+            mid = () if mid_block_additional_residual is None else (mid_block_additional_residual,)
+            feeds |= self._residuals(CONTROLNET, [*(down_block_additional_residuals or ()), *mid])
+        if down_intrablock_additional_residuals:
+            feeds |= self._residuals(T2I_ADAPTER, down_intrablock_additional_residuals)
+        scale = _adapter_scale(cross_attention_kwargs) if cross_attention_kwargs else 1.0
+        (made,) = self._run(feeds, scale).values()
+        made = like(made, sample)
         return UNet2DConditionOutput(sample=made) if return_dict else (made,)
 
     def _load_ip_adapter_weights(self, *args: object, **kwargs: object) -> NoReturn:
@@ -132,8 +133,6 @@ class GraphUNet(AdapterMethods, GraphModule, ModelMixin, ConfigMixin, metaclass=
 
     def _residuals(self, kind: str, given: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
         """Residuals of controls, by the names of the graph's inputs."""
-        if not given:
-            return {}
         names = self._exported_residuals[kind]
         if not names:
             raise UsageError(
