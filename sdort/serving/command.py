@@ -23,6 +23,9 @@ from sdort.options.option_types import check_types, typed
 from sdort.pipelines.folder import open_folder
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 from sdort.runtime.probe import choose_provider
+from sdort.serving.connection import Connection
+from sdort.serving.keys import Keys, check_host
+from sdort.serving.logs import structured
 from sdort.serving.metrics import ServeReport
 from sdort.serving.serve_options import ServeKeywords, ServeOptions
 from sdort.serving.served_model import ServedModel, named_model
@@ -31,6 +34,9 @@ from sdort.serving.web import application
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
+
+_CONNECTIONS = 512
+"""Connections beside two for each place in the queue."""
 
 
 @typed
@@ -55,8 +61,10 @@ def serve(pipelines: str | Path | Sequence[str | Path], **options: Unpack[ServeK
         >>> sdort.serve("fast", port=7860)  # doctest: +SKIP
     """
     with listening(pipelines, options) as (server, sockets):
-        server.run(sockets)
-        return server.service.metrics.report
+        service = server.service
+        with structured(service.options.log_prompts, service.worker.is_ready.is_set):
+            server.run(sockets)
+        return service.metrics.report
 
 
 @contextmanager
@@ -70,17 +78,21 @@ def listening(
     """
     check_types(options, annotations_of(ServeKeywords), ranges_of(ServeOptions, RuntimeOptions))
     own = made_of(ServeOptions, options)
+    check_host(own.host, own.api_keys, own.no_keys)
     loading = {name: value for name, value in options.items() if name in declared(RuntimeOptions)}
-    runtime = runtime_options(cast("LoadOptions", loading))
+    # Models that are opened for adapters do not load again for the first one.
+    more = {"adapters": True} if own.adapter_folder else {}
+    runtime = runtime_options(cast("LoadOptions", loading | more))
     models = _models([pipelines] if isinstance(pipelines, str | Path) else pipelines, own, runtime)
     provider = choose_provider(runtime)[0]
     # A provider that compiles programs has one for each number of images.
     batches = sorted({1, own.images_at_once} if provider.programs else range(1, own.images_at_once + 1))
     service = Service(models, own, runtime, batches)
+    keys = Keys(own.api_keys) if own.api_keys else None
     with _listener(own) as listener:
         host, port = listener.getsockname()[:2]
         say(f"listening at http://{f'[{host}]' if ':' in host else host}:{port}")
-        yield Server(service), [listener]
+        yield Server(service, keys), [listener]
     if service.worker.failure:
         raise service.worker.failure
 
@@ -101,7 +113,7 @@ def _models(places: Sequence[str | Path], options: ServeOptions, runtime: Runtim
 def _listener(options: ServeOptions) -> socket.socket:
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((options.host, options.port), family=family, backlog=512)
+        return socket.create_server((options.host, options.port), family=family, backlog=_CONNECTIONS)
     except OSError as error:
         raise UsageError(
             f"cannot listen at {options.host} port {options.port}: {error.strerror or error}",
@@ -112,16 +124,20 @@ def _listener(options: ServeOptions) -> socket.socket:
 class Server(uvicorn.Server):
     """Uvicorn's server, which ends the service with it: at a signal what waits is still drawn, within a bound."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, service: Service, keys: Keys | None) -> None:
         self.service = service
         drain = service.options.drain
         super().__init__(
             uvicorn.Config(
-                application(service),
+                application(service, keys),
                 log_config=None,
                 access_log=False,
                 lifespan="on",
                 server_header=False,
+                date_header=False,
+                http=Connection,
+                limit_concurrency=2 * service.options.queue + _CONNECTIONS,
+                backlog=_CONNECTIONS,
                 timeout_graceful_shutdown=math.ceil(drain),
             )
         )

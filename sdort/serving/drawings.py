@@ -69,7 +69,8 @@ class Drawing:
         self.begun = time.monotonic()
         self.deadline = self.begun + patience
         self.heard = self.begun
-        """When a client last asked for it."""
+        """The time when a client last asked for it."""
+        self.listeners = 0
         self.unwanted = threading.Event()
         """Set when nobody waits for it any more; the worker looks."""
         self.images: list[Finished | None] = [None] * len(requests)
@@ -80,6 +81,7 @@ class Drawing:
         self._serial = 0
         self._changed = asyncio.Event()
         self._steps = [(0, 1)] * len(requests)
+        self._has_begun = False
 
     @property
     def is_over(self) -> bool:
@@ -92,6 +94,11 @@ class Drawing:
         return round(time.monotonic() - self.begun, 3)
 
     @property
+    def size(self) -> int:
+        """Bytes of its images."""
+        return sum(len(image.png) for image in self.images if image)
+
+    @property
     def progress(self) -> tuple[int, int]:
         """Steps that are done, and all of an image."""
         steps = max(every for _, every in self._steps)
@@ -101,7 +108,10 @@ class Drawing:
         """Put an event in the place of the last one of its name and image."""
         if self.is_over:
             return
+        if name == "queued" and self._has_begun:
+            return
         if name in ("step", "image", *ENDS):
+            self._has_begun = True
             self._events.pop(("queued", 0), None)
         if name in ENDS:
             self._events.pop(("step", 0), None)
@@ -157,6 +167,15 @@ class Drawing:
 
     async def events(self) -> AsyncIterator[Event | None]:
         """Its events from the present state on, until its end; None where nothing happened for a while."""
+        self.listeners += 1
+        try:
+            async for event in self._told():
+                yield event
+        finally:
+            self.listeners -= 1
+            self.heard = time.monotonic()
+
+    async def _told(self) -> AsyncIterator[Event | None]:
         seen = 0
         while True:
             changed = self._changed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 from typing import TYPE_CHECKING, Any
 
 from sdort.errors import UsageError
@@ -37,9 +38,22 @@ def read_upload(content: bytes, field: str, limits: ServeOptions) -> Image.Image
     Raises:
         Refused: it is too large, or none that is read.
     """
-    if len(content) > limits.upload_bytes:
-        raise Refused(f"{field}: at most {limits.max_upload} MB are taken", 413, field)
     try:
         return decode_picture(content, field, UPLOADS, limits.max_pixels)
     except UsageError as error:
         raise of_error(error, field=field) from error
+
+
+def bytes_of_text(text: str, field: str) -> bytes:
+    """The bytes of a data URL, or of base64 without its head; a path or another URL is none.
+
+    Raises:
+        Refused: it is none of these.
+    """
+    head, comma, data = text.partition(",")
+    if comma and not re.fullmatch(r"data:image/[a-z+.-]{1,20};base64", head):
+        raise Refused(f"{field} is no data URL of an image in base64", field=field)
+    try:
+        return base64.b64decode(data if comma else text, validate=True)
+    except ValueError as error:
+        raise Refused(f"{field} is no base64", field=field) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sdort.errors import SdortError
 
 
@@ -16,6 +18,19 @@ class Refused(Exception):
     def __init__(self, message: str, status: int = 400, field: str | None = None, retry_after: int | None = None):
         super().__init__(message)
         self.message, self.status, self.field, self.retry_after = message, status, field, retry_after
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers of the answer."""
+        head = {} if self.retry_after is None else {"Retry-After": str(self.retry_after)}
+        return {**head, "WWW-Authenticate": "Bearer"} if self.status == 401 else head
+
+
+def error_body(error: Refused) -> dict[str, Any]:
+    """The answer's JSON, with OpenAI's names beside sdort's, and A1111's ``detail``."""
+    kind = "invalid_request_error" if error.status < 500 else "server_error"
+    named = {"field": error.field, "param": error.field} if error.field else {}
+    return {"error": {"message": error.message, **named, "type": kind, "code": error.status}, "detail": error.message}
 
 
 def of_error(error: SdortError, status: int = 400, field: str | None = None) -> Refused:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from sdort.generation.requests.typed_options import DrawnOptions
 from sdort.options.declared_options import option, option_of, ranges_of
@@ -12,7 +13,7 @@ from sdort.providers.runtime_options import LoadOptions
 from sdort.workload.size_options import SizeOptions
 
 _SECONDS = 86400.0
-_SIZES = (1, 1 << 12, "it is in MB, and all uploads are in memory")
+_SIZES = (1, 1 << 12, "it is in MB, and all of it is in memory")
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,21 @@ class ServeOptions:
     port: int = option(
         7860, section="Address", within=(0, 65535, "TCP has no others; 0 takes a free one"), help="Port to listen at."
     )
+    api_keys: Path | None = option(
+        None,
+        section="Address",
+        form="existing file",
+        metavar="FILE",
+        help="File of keys, one a line; a request needs one of them. Addresses that others reach need it.",
+    )
+    no_keys: bool = option(False, section="Address", help="Let everybody in who reaches the address.")
+    allow_host: Sequence[str] = option(
+        (),
+        section="Address",
+        metavar="NAME",
+        help="Name by which clients may ask for a server without keys, beside this machine's own (repeatable).",
+    )
+    log_prompts: bool = option(False, section="Address", help="Write prompts into the log.")
     sizes: Sequence[tuple[int, int]] = option_of(
         SizeOptions,
         "sizes",
@@ -86,7 +102,24 @@ class ServeOptions:
         within=(64, 1 << 26, "larger images are made by upscaling smaller ones"),
         help="Pixels of an image that is drawn or uploaded.",
     )
-    max_upload: int = option(16, section="Limits", within=_SIZES, metavar="MB", help="MB of an uploaded image.")
+    max_upload: int = option(
+        32, section="Limits", within=_SIZES, metavar="MB", help="MB of a request, with the images in it."
+    )
+    keep: int = option(
+        200,
+        section="Limits",
+        within=(1, 100_000, "all of them are in memory"),
+        help="Requests of the page whose images are kept. The oldest go first.",
+    )
+    keep_mb: int = option(512, section="Limits", within=_SIZES, metavar="MB", help="MB of all images that are kept.")
+    adapter_folder: Path | None = option(
+        None,
+        section="Images",
+        flags=("--adapters",),
+        form="folder",
+        metavar="DIR",
+        help="Folder of adapters (LoRA and its kin) that requests may ask for by name, also as <lora:NAME:0.8>.",
+    )
 
     def __post_init__(self) -> None:
         check_fields(self, *ranges_of(ServeOptions).values())
@@ -94,7 +127,7 @@ class ServeOptions:
 
     @property
     def upload_bytes(self) -> int:
-        """Bytes of an uploaded image."""
+        """Bytes of a request."""
         return self.max_upload * 1_000_000
 
 
@@ -108,6 +141,14 @@ class ServeKeywords(LoadOptions, total=False):
     """Address to listen at."""
     port: int
     """Port to listen at."""
+    api_keys: str | Path | None
+    """File of keys, one a line; a request needs one of them. Addresses that others reach need it."""
+    no_keys: bool
+    """Let everybody in who reaches the address."""
+    allow_host: Sequence[str]
+    """Name by which clients may ask for a server without keys, beside this machine's own (repeatable)."""
+    log_prompts: bool
+    """Write prompts into the log."""
     sizes: Sequence[tuple[int, int]]
     """Heights and widths of images in pixels; the model's own if empty."""
     any_size: bool
@@ -131,4 +172,10 @@ class ServeKeywords(LoadOptions, total=False):
     max_pixels: int
     """Pixels of an image that is drawn or uploaded."""
     max_upload: int
-    """MB of an uploaded image."""
+    """MB of a request, with the images in it."""
+    keep: int
+    """Requests of the page whose images are kept. The oldest go first."""
+    keep_mb: int
+    """MB of all images that are kept."""
+    adapter_folder: str | Path | None
+    """Folder of adapters (LoRA and its kin) that requests may ask for by name, also as <lora:NAME:0.8>."""

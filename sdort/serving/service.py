@@ -9,9 +9,12 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, cast
 
 from sdort.errors import SdortError
+from sdort.errors.plain_text import cut, one_line
+from sdort.files.named_files import files_below
 from sdort.generation.command import check_job
 from sdort.generation.files.prompts_file import setting
 from sdort.generation.job import plan_job, shared_by
@@ -22,6 +25,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.memory import device_reader
 from sdort.runtime.probe import choose_provider
 from sdort.serving.drawings import Drawing
+from sdort.serving.logs import log
 from sdort.serving.metrics import Metrics
 from sdort.serving.pictures import read_upload
 from sdort.serving.refusals import Refused, of_error
@@ -30,6 +34,8 @@ from sdort.serving.served_model import ServedModel
 from sdort.serving.waiting import QueueFull, Waiting
 from sdort.serving.worker import Worker
 
+ABANDONED = 60.0
+"""Seconds after which a drawing of the page is given up that no client asks for."""
 _LAST = 30.0
 """Seconds for the step that runs when the time of what waits is over."""
 
@@ -71,6 +77,9 @@ class Service:
         self.worker = Worker(models, runtime, self.waiting, batches, self._post, self.metrics)
         self.drawings: dict[str, Drawing] = {}
         """Those that are under way, by their ids."""
+        self.kept: dict[str, Drawing] = {}
+        """Those that are over and whose images may be asked for, the oldest first."""
+        self._tasks: set[asyncio.Future[None]] = set()
         self.seconds_each = 1.0
         """Of late, from one image to the next."""
         self._planner = ThreadPoolExecutor(1, "sdort-plan")
@@ -100,6 +109,26 @@ class Service:
             with suppress(RuntimeError):  # the loop is closed: nobody listens any more
                 self._loop.call_soon_threadsafe(call, *arguments)
 
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """Adapters by their names: the files of the folder, with their subfolders and without the suffix."""
+        folder = self.options.adapter_folder
+        if folder is None:
+            return {}
+        return {
+            path.relative_to(folder).with_suffix("").as_posix(): path for path in files_below(folder, (".safetensors",))
+        }
+
+    def adapter(self, name: str) -> Path:
+        """The file of an adapter.
+
+        Raises:
+            Refused: there is none of that name.
+        """
+        if (path := self.adapters.get(name)) is None:
+            raise Refused(f"there is no adapter {cut(one_line(name))} here", field="adapters")
+        return path
+
     def model(self, name: str | None) -> ServedModel:
         """A model by its name.
 
@@ -119,6 +148,13 @@ class Service:
             Refused: it is wrong, or the queue is full.
         """
         try:
+            return await self._submitted(wanted)
+        except Refused as error:
+            self.metrics.refused(error.status)
+            raise
+
+    async def _submitted(self, wanted: Wanted) -> Drawing:
+        try:
             self.waiting.reserve()
         except QueueFull:
             seconds = max(1, math.ceil(self.seconds_each * len(self.waiting)))
@@ -132,6 +168,18 @@ class Service:
         self.metrics.taken()
         self.drawings[drawing.id] = drawing
         drawing.tell("queued", {"position": self.waiting.put(drawing)})
+        first = drawing.requests[0]
+        told: dict[str, Any] = {"prompt": wanted.prompt} if self.options.log_prompts else {}
+        log(
+            "queued",
+            drawing=drawing.id,
+            model=drawing.model.name,
+            images=len(drawing.requests),
+            steps=first.steps,
+            width=first.width,
+            height=first.height,
+            **told,
+        )
         return drawing
 
     def cancel(self, drawing: Drawing) -> None:
@@ -145,18 +193,55 @@ class Service:
             batch.look()
         if self.drawings.pop(drawing.id, None) and drawing.end:
             self.metrics.ended(drawing.end.name, drawing.seconds)
+            log(drawing.end.name, drawing=drawing.id, seconds=drawing.seconds)
 
     async def wait_for(self, drawing: Drawing) -> None:
         """Wait until a drawing is over, at the longest until its deadline."""
-        left = drawing.deadline - asyncio.get_running_loop().time()
         try:
-            await asyncio.wait_for(drawing.finished(), max(left, 0.001))
-        except TimeoutError:
-            drawing.fail(f"it took longer than {self.options.timeout:g} seconds", 504)
+            await self._finished(drawing, lambda: math.inf)
         finally:
-            if not drawing.is_over:
-                drawing.cancel()
-            self._leave(drawing)
+            self.cancel(drawing)
+
+    def follow(self, drawing: Drawing) -> None:
+        """Keep the images of a drawing whose client asks for them later; one that nobody asks for is given up."""
+        task = asyncio.ensure_future(self._kept(drawing))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _kept(self, drawing: Drawing) -> None:
+        def left() -> float:
+            return math.inf if drawing.listeners else drawing.heard + ABANDONED - time.monotonic()
+
+        await self._finished(drawing, left)
+        self.cancel(drawing)
+        self.kept[drawing.id] = drawing
+        sizes = [each.size for each in self.kept.values()]
+        while len(self.kept) > self.options.keep or sum(sizes) > self.options.keep_mb * 1_000_000:
+            del self.kept[next(iter(self.kept))], sizes[0]
+
+    async def _finished(self, drawing: Drawing, patience: Callable[[], float]) -> None:
+        """Wait until a drawing is over, its deadline has passed, or there is no patience left."""
+        while not drawing.is_over:
+            left = min(drawing.deadline - time.monotonic(), patience())
+            if left > 0:
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(drawing.finished(), min(left, ABANDONED))
+            elif time.monotonic() >= drawing.deadline:
+                drawing.fail(f"it took longer than {self.options.timeout:g} seconds", 504)
+            else:
+                return
+
+    def find(self, name: str) -> Drawing:
+        """A drawing by its id; that it is asked for keeps it wanted.
+
+        Raises:
+            Refused: there is none, or it is not kept any more.
+        """
+        drawing = self.drawings.get(name) or self.kept.get(name)
+        if drawing is None:
+            raise Refused("there is no such drawing here, or it is not kept any more", 404)
+        drawing.heard = time.monotonic()
+        return drawing
 
     def _planned(self, wanted: Wanted) -> Drawing:
         model = self.model(wanted.model)
@@ -167,6 +252,8 @@ class Service:
                 options[name] = read_upload(content, name, self.options)
         height, width = self._size(model, options)
         options |= {"height": height, "width": width, "images_at_once": self.options.images_at_once}
+        if self.options.adapter_folder:
+            options["lora_folder"] = self.options.adapter_folder
         if model.safety:
             options["safety"] = model.safety
         try:

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from sdort.machine.version import __version__
-from sdort.serving import openai_api
-from sdort.serving.refusals import Refused
+from sdort.serving import openai_api, own_api
+from sdort.serving.guard import Guard
+from sdort.serving.keys import Keys
+from sdort.serving.refusals import Refused, error_body
 from sdort.serving.service import Service
 
 
-def application(service: Service) -> FastAPI:
-    """The application that serves ``service``."""
+def application(service: Service, keys: Keys | None = None) -> Guard:
+    """The application that serves ``service``.
+
+    Args:
+        keys: of those who may ask; None for everybody.
+    """
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -27,7 +32,12 @@ def application(service: Service) -> FastAPI:
 
     # The pages of documentation that FastAPI has ask other hosts for their scripts.
     app = FastAPI(title="sdort", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
+    app.include_router(own_api.routes(service))
     app.include_router(openai_api.routes(service))
+
+    @app.get("/", response_class=HTMLResponse)
+    async def root() -> str:
+        return "<!doctype html><title>sdort</title><p>sdort serves images: see docs/guide/serve.md."
 
     @app.get("/health")
     async def health() -> dict[str, str]:
@@ -38,27 +48,28 @@ def application(service: Service) -> FastAPI:
         is_ready = service.worker.is_ready.is_set()
         return JSONResponse({"status": "ready" if is_ready else "warming up"}, 200 if is_ready else 503)
 
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
     @app.exception_handler(Refused)
     async def refused(_: Request, error: Refused) -> Response:
-        headers = {} if error.retry_after is None else {"Retry-After": str(error.retry_after)}
-        return _error(error.message, error.status, error.field, headers)
+        return JSONResponse(error_body(error), error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    async def invalid(_: Request, error: RequestValidationError) -> Response:
+    async def invalid(request: Request, error: RequestValidationError) -> Response:
         first = error.errors()[0]
         field = ".".join(map(str, first["loc"][1:]))
-        return _error(f"{field or 'the body'}: {first['msg']}", 422, field or None)
+        return await refused(request, Refused(f"{field or 'the body'}: {first['msg']}", 422, field or None))
 
     @app.exception_handler(HTTPException)
-    async def http(_: Request, error: HTTPException) -> Response:
-        return _error(str(error.detail), error.status_code, None, dict(error.headers or {}))
+    async def http(request: Request, error: HTTPException) -> Response:
+        answer = await refused(request, Refused(str(error.detail), error.status_code))
+        answer.headers.update(error.headers or {})
+        return answer
 
-    return app
+    @app.exception_handler(Exception)
+    async def unexpected(request: Request, error: Exception) -> Response:
+        return await refused(request, Refused("this went wrong in sdort: the server's log says where", 500))
 
-
-def _error(message: str, status: int, field: str | None, headers: dict[str, str] | None = None) -> Response:
-    error: dict[str, Any] = {"message": message}
-    if field:
-        error |= {"field": field, "param": field}
-    error["type"] = "invalid_request_error" if status < 500 else "server_error"
-    return JSONResponse({"error": error}, status, headers)
+    return Guard(app, service.options, keys)

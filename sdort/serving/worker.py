@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -11,7 +12,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sdort.console import say
 from sdort.errors import CancelledError, MemoryShortageError, ParityError, SdortError, UsageError
 from sdort.generation.command import Pipeline, load_folder
 from sdort.generation.files.infotext import parameters_text
@@ -24,6 +24,7 @@ from sdort.generation.result import Generation, Image
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.serving.drawings import Drawing, Finished
+from sdort.serving.logs import log
 from sdort.serving.metrics import Metrics
 from sdort.serving.served_model import ServedModel
 from sdort.serving.waiting import Batch, Piece, Waiting
@@ -77,6 +78,7 @@ class Worker:
             self.is_ready.set()
             while batch := self._waiting.take():
                 self.current = batch
+                self._post(self._tell_positions)
                 self._draw(batch)
                 self.current = None
         except Exception as error:  # told by whoever waits for the thread
@@ -88,6 +90,10 @@ class Worker:
             self._open.clear()
             self.on_end()
 
+    def _tell_positions(self) -> None:
+        for drawing, number in self._waiting.ahead().items():
+            drawing.tell("queued", {"position": number})
+
     def _warm(self, model: ServedModel) -> None:
         """Draw an image of each size and number, so that all is compiled and loaded."""
         pipeline = self._pipeline(model)
@@ -97,7 +103,8 @@ class Worker:
                                     "images_at_once": self._batches[-1]})  # fmt: skip
                 started = time.perf_counter()
                 pipeline.generate_job(job, ())
-                say(f"{model.name}: {width}x{height}, {count} at once, took {time.perf_counter() - started:.1f} s")
+                seconds = round(time.perf_counter() - started, 3)
+                log("warm", model=model.name, width=width, height=height, images=count, seconds=seconds)
 
     def _pipeline(self, model: ServedModel) -> Pipeline:
         """The open pipeline of a model; others are closed, the longest unused one first, where memory asks for it.
@@ -110,7 +117,7 @@ class Worker:
             return self._open[model.name]
         while self._open and not self._has_room(model):
             name = next(iter(self._open))
-            say(f"{name} is closed to make room for {model.name}")
+            log("closed", model=name, room_for=model.name)
             self._open.pop(name).close()
         self._open[model.name] = load_folder(model.folder.path, self._runtime)
         return self._open[model.name]
@@ -136,6 +143,7 @@ class Worker:
         except CancelledError:
             return
         except Exception as error:  # whatever it is, the server goes on
+            log("batch failed", level=logging.ERROR, error=error, model=model.name, images=len(batch.pieces))
             left = [piece for number, piece in enumerate(batch.pieces) if number not in done]
             if isinstance(error, _OWN) and len(left) > 1:
                 for half in (left[: len(left) // 2], left[len(left) // 2 :]):

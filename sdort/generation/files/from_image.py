@@ -188,7 +188,15 @@ def read_image_options(path: Path, given: Mapping[str, Any]) -> DrawnWith:
         BadModelError: it is no PNG, JPEG or WebP, or damaged.
         UsageError: it has no parameters, or was drawn with files that are not given.
     """
-    texts = read_texts(path)
+    return image_options(path, read_texts(path), given)
+
+
+def image_options(path: Path, texts: Texts, given: Mapping[str, Any]) -> DrawnWith:
+    """:func:`read_image_options` of the texts of an image.
+
+    Args:
+        path: its name, for messages.
+    """
     if "sdort" in texts:
         return _of_record(path, texts["sdort"], given)
     program = program_of(texts)

@@ -44,7 +44,15 @@ def read_texts(path: Path) -> dict[str, str]:
     Raises:
         BadModelError: it cannot be read, is none of these files, or a text is damaged or too long.
     """
-    content = read_input(path, "the image", limit=MAX_FILE)
+    return texts_in(read_input(path, "the image", limit=MAX_FILE), path)
+
+
+def texts_in(content: bytes, path: Path) -> dict[str, str]:
+    """:func:`read_texts` of a file's content.
+
+    Args:
+        path: its name, for messages.
+    """
     try:
         count_pictures(content)
     except ValueError as error:
