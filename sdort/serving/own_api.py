@@ -134,10 +134,11 @@ def _wanted(service: Service, body: Images) -> Wanted:
         "strength": body.strength if body.init_image else None,
         "lora": [AdapterChoice(service.adapter(each.name), each.weight) for each in body.adapters],
     }
-    pictures = {
-        name: bytes_of_text(text, name) for name in ("init_image", "mask") if (text := getattr(body, name)) is not None
-    }
-    return Wanted(body.prompt, body.model, options, previews=True, **pictures)
+    image, mask = (
+        None if text is None else bytes_of_text(text, name)
+        for name, text in (("init_image", body.init_image), ("mask", body.mask))
+    )
+    return Wanted(body.prompt, body.model, options, image, mask, previews=True)
 
 
 async def _lines(drawing: Drawing) -> AsyncIterator[bytes]:
