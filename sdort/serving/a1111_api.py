@@ -11,12 +11,13 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sdort.errors import SdortError
 from sdort.generation.files.infotext import USUAL_SPACING
 from sdort.samplers.sampler_names import A1111_NAMES, A1111_TYPES
 from sdort.samplers.scheduler_names import find_scheduler
+from sdort.serving.bodies import OpenBody
 from sdort.serving.drawings import Drawing
 from sdort.serving.pictures import bytes_of_text
 from sdort.serving.refusals import Refused, of_error
@@ -28,10 +29,8 @@ Count = Annotated[int, Field(ge=1, le=1000)]
 Seed = Annotated[int, Field(ge=-1, lt=1 << 63)]
 
 
-class TextToImage(BaseModel):
+class TextToImage(OpenBody):
     """The body of ``txt2img``; fields that it does not name are left out of account."""
-
-    model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     prompt: str = ""
     negative_prompt: str | None = None

@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sdort.generation.job import Job
@@ -166,6 +166,12 @@ class Drawing:
             self.status = 499
             self.unwanted.set()
             self.tell("cancelled", {})
+
+    def forget(self) -> None:
+        """Give up what it was drawn by: its requests have init images and masks."""
+        self.requests.clear()
+        self.keys.clear()
+        self.job = replace(self.job, requests=[])
 
     async def finished(self) -> None:
         """Wait for its end."""

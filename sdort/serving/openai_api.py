@@ -8,21 +8,20 @@ from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field, ValidationError
 from starlette.datastructures import UploadFile
 
 from sdort.errors import SdortError
 from sdort.options.number_ranges import parse_size
+from sdort.serving.bodies import OpenBody
 from sdort.serving.drawings import Drawing
 from sdort.serving.refusals import Refused, of_error
 from sdort.serving.service import Service, Wanted
 from sdort.serving.until_gone import until_gone
 
 
-class Images(BaseModel):
+class Images(OpenBody):
     """The fields of ``/v1/images/generations`` and of ``/v1/images/edits``, with three of sdort's own."""
-
-    model_config = ConfigDict(allow_inf_nan=False, extra="ignore")
 
     prompt: str
     model: str | None = None

@@ -86,8 +86,6 @@ class Service:
         self.kept: dict[str, Drawing] = {}
         """Those that are over and whose images may be asked for, the oldest first."""
         self._tasks: set[asyncio.Future[None]] = set()
-        self.seconds_each = 1.0
-        """Of late, from one image to the next."""
         self._planner = ThreadPoolExecutor(1, "sdort-plan")
         self._loop: asyncio.AbstractEventLoop | None = None
         self.on_end: Callable[[], None] = lambda: None
@@ -163,7 +161,7 @@ class Service:
         try:
             self.waiting.reserve()
         except QueueFull:
-            seconds = max(1, math.ceil(self.seconds_each * len(self.waiting)))
+            seconds = max(1, math.ceil(self.metrics.seconds_each * len(self.waiting)))
             raise Refused("too many requests wait already", 429, retry_after=min(seconds, 3600)) from None
         try:
             assert self._loop is not None
@@ -220,6 +218,7 @@ class Service:
 
         await self._finished(drawing, left)
         self.cancel(drawing)
+        drawing.forget()
         self.kept[drawing.id] = drawing
         sizes = [each.size for each in self.kept.values()]
         while len(self.kept) > self.options.keep or sum(sizes) > self.options.keep_mb * 1_000_000:
