@@ -67,8 +67,6 @@ class Metrics:
             read = memory
             used = Gauge("sdort_gpu_memory_bytes", "Bytes of the GPU's memory in use.", registry=registry)
             used.set_function(lambda: read() or 0)
-        self.seconds_each = 1.0
-        """Of late, from one image to the next."""
         self._counts = dict.fromkeys(("taken", "done", "failed", "cancelled", "refused", "images"), 0)
 
     def text(self) -> bytes:
@@ -97,10 +95,8 @@ class Metrics:
         self._images.labels(model).inc(count)
         self._batch.observe(count)
         seconds = generation.seconds
-        spent = {stage: getattr(seconds, stage) for stage in ("encode", "encode_image", "denoise", "decode")}
-        for stage, each in spent.items():
-            self._stages.labels(stage).observe(each)
-        self.seconds_each += (sum(spent.values()) / max(count, 1) - self.seconds_each) / 4
+        for stage in ("encode", "encode_image", "denoise", "decode"):
+            self._stages.labels(stage).observe(getattr(seconds, stage))
 
     @property
     def report(self) -> ServeReport:

@@ -11,9 +11,10 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from sdort.machine.version import __version__
-from sdort.serving import a1111_api, openai_api, own_api
+from sdort.serving import openai_api, own_api
 from sdort.serving.guard import Guard
 from sdort.serving.keys import Keys
+from sdort.serving.page import page
 from sdort.serving.refusals import Refused, error_body
 from sdort.serving.service import Service
 
@@ -34,11 +35,11 @@ def application(service: Service, keys: Keys | None = None) -> Guard:
     app = FastAPI(title="sdort", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.include_router(own_api.routes(service))
     app.include_router(openai_api.routes(service))
-    app.include_router(a1111_api.routes(service))
 
     @app.get("/", response_class=HTMLResponse)
-    async def root() -> str:
-        return "<!doctype html><title>sdort</title><p>sdort serves images: see docs/guide/serve.md."
+    async def front() -> Response:
+        text, headers = page()
+        return HTMLResponse(text, headers=headers)
 
     @app.get("/health")
     async def health() -> dict[str, str]:

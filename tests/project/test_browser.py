@@ -17,7 +17,7 @@ _RIGHT = """<!doctype html><html lang='en'><head><meta charset='utf-8'>
 </style></head><body><h1>A page</h1><p class='here'>first</p>"""
 _WRONG = """<p style='width: 500px; height: 900px'>wide</p><p style='color: #8888'>faint</p>
 <p style='overflow: hidden; height: 5px'>hidden</p><h3>third</h3><img src='data:image/png;base64,AAAA'>
-<p hidden style='color: #fff'>unseen</p><link rel='stylesheet' href='https://example.invalid/style.css'>"""
+<input><p hidden style='color: #fff'>unseen</p><link rel='stylesheet' href='https://example.invalid/style.css'>"""
 
 
 def test_a_right_page_has_no_problems(browser: Browser, tmp_path: Path) -> None:
@@ -48,6 +48,7 @@ def test_each_problem_of_a_page_is_told(browser: Browser, tmp_path: Path) -> Non
         "'hidden' is cut",
         "the image '' is not decoded",
         "image 0 has no description",
+        "a textbox has no name",
         "the heading 'third' leaves out a level",
         "it asks for https://example.invalid/style.css",
     ):

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 WIDTHS = (420, 1200)
 """Widths of a phone and of a window, in CSS pixels."""
@@ -21,6 +21,11 @@ SCHEMES = ("light", "dark")
 _HEIGHT = 800
 _LEAST_CONTRAST = 4.5
 """Least ratio of luminances of text and what is behind it: level AA of WCAG 2.2, success criterion 1.4.3."""
+_CONTROLS = {
+    *("button", "checkbox", "combobox", "dialog", "image", "img", "link", "listbox", "progressbar", "radio"),
+    *("searchbox", "slider", "spinbutton", "switch", "textbox"),
+}
+"""Roles that say nothing without a name, by Chromium's names: WCAG 2.2, success criterion 4.1.2."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,7 @@ class PageView:
         width: of the window, in CSS pixels.
         scroll_width, height: of the whole document.
         first_screen: the text that is seen before anything is scrolled, at :data:`WIDTHS` 800 pixels high.
+        nameless: roles of controls and images that assistive technology has no name for.
         contrasts: each text with the ratio of luminances of it and what is behind it.
         cut: texts of elements that hide a part of their content and cannot be scrolled.
         headings: level and text, in order.
@@ -63,6 +69,7 @@ class PageView:
     scroll_width: int
     height: int
     first_screen: str
+    nameless: Sequence[str]
     contrasts: Sequence[tuple[str, float]]
     cut: Sequence[str]
     images: Sequence[PageImage]
@@ -85,6 +92,7 @@ class PageView:
             *texts,
             *(f"{text!r} is cut {at}" for text in self.cut),
             *(f"the image {image.alt!r} is not decoded {at}" for image in self.images if not image.width),
+            *(f"a {role} has no name" for role in self.nameless),
             *(f"image {number} has no description" for number, image in enumerate(self.images) if not image.alt),
             *([f"{levels.count(1)} headings of the first level"] if levels.count(1) != 1 else []),
             *(f"the heading {text!r} leaves out a level" for text in jumps),
@@ -124,34 +132,77 @@ def view(
     browser: Browser, file: Path, width: int, scheme: str, selectors: Sequence[str] = (), shots: Path | None = None
 ) -> PageView:
     """A page at one width in one colour scheme; parameters as for :func:`views`."""
-    address, requests, errors = file.resolve().as_uri(), list[str](), list[str]()
-    page = browser.new_page(
-        viewport={"width": width, "height": _HEIGHT}, color_scheme="dark" if scheme == "dark" else "light"
-    )
-    try:
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.goto(address, wait_until="load")
-        seen: dict[str, Any] = page.evaluate(_FACTS, list(selectors))
+    with watched(browser, file.resolve().as_uri(), width, scheme) as page:
+        return page.view(selectors, shots)
+
+
+@dataclass(frozen=True)
+class WatchedPage:
+    """An open page, and what it has asked for and complained of since it was opened."""
+
+    page: Page
+    address: str
+    width: int
+    scheme: str
+    requests: list[str]
+    errors: list[str]
+
+    def view(self, selectors: Sequence[str] = (), shots: Path | None = None) -> PageView:
+        """The page as it is now; parameters as for :func:`views`. What a server's page asks its server for is no
+        request of :class:`PageView`."""
+        seen: dict[str, Any] = self.page.evaluate(_FACTS, list(selectors))
         if shots is not None:
-            page.screenshot(path=f"{shots}-{width}-{scheme}.png", full_page=True)
+            self.page.screenshot(path=f"{shots}-{self.width}-{self.scheme}.png", full_page=True)
+        own = tuple(["data:", "blob:"] + [self.address] * self.address.startswith("http"))
+        return PageView(
+            self.width,
+            self.scheme,
+            seen["scrollWidth"],
+            seen["height"],
+            seen["firstScreen"],
+            _nameless(self.page),
+            [(text, ratio) for text, ratio in seen["contrasts"]],
+            seen["cut"],
+            [PageImage(*image) for image in seen["images"]],
+            [(level, text) for level, text in seen["headings"]],
+            [url for url in self.requests if url != self.address and not url.startswith(own)],
+            self.errors,
+            {selector: [Box(*box) for box in boxes] for selector, boxes in seen["boxes"].items()},
+        )
+
+
+@contextmanager
+def watched(
+    browser: Browser | BrowserContext, address: str, width: int = WIDTHS[-1], scheme: str = "light"
+) -> Iterator[WatchedPage]:
+    """A page that is open meanwhile: a context of its own, or one of the tabs of a context that is given."""
+    context = browser.new_context() if isinstance(browser, Browser) else browser
+    page = context.new_page()
+    page.set_viewport_size({"width": width, "height": _HEIGHT})
+    # Colours are measured, so nothing changes little by little.
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light", reduced_motion="reduce")
+    requests, errors = list[str](), list[str]()
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    try:
+        page.goto(address, wait_until="load")
+        yield WatchedPage(page, address, width, scheme, requests, errors)
     finally:
-        page.close()
-    return PageView(
-        width,
-        scheme,
-        seen["scrollWidth"],
-        seen["height"],
-        seen["firstScreen"],
-        [(text, ratio) for text, ratio in seen["contrasts"]],
-        seen["cut"],
-        [PageImage(*image) for image in seen["images"]],
-        [(level, text) for level, text in seen["headings"]],
-        [url for url in requests if url != address and not url.startswith("data:")],
-        errors,
-        {selector: [Box(*box) for box in boxes] for selector, boxes in seen["boxes"].items()},
-    )
+        (page if context is browser else context).close()
+
+
+def _nameless(page: Page) -> list[str]:
+    """The roles of what Chromium gives assistive technology without a name."""
+    session = page.context.new_cdp_session(page)
+    nodes = session.send("Accessibility.getFullAXTree")["nodes"]
+    session.detach()
+    roles = [
+        node["role"]["value"]
+        for node in nodes
+        if not node["ignored"] and not node.get("name", {}).get("value", "").strip()
+    ]
+    return [role for role in roles if role in _CONTROLS]
 
 
 # Luminance and contrast are WCAG 2.2's. Colours behind a text are those of its ancestors, laid over each other.
