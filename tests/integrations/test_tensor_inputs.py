@@ -15,14 +15,15 @@ from transformers import CLIPTextConfig
 from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.families.component_names import CONTROLNET, T2I_ADAPTER
 from sdort.graph.signature import TensorSpec
-from sdort.integrations.torch import GraphUNet, prompt_cache, tensor_session
+from sdort.integrations.torch import GraphUNet, prompt_tensors, tensor_session
 from sdort.integrations.torch.graph_module import as_timestep, known_inputs, like
-from sdort.integrations.torch.prompt_cache import PromptCache
+from sdort.integrations.torch.prompt_tensors import PromptTensors
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, torch_dtype
 from sdort.integrations.torch.tensor_session import TensorSession, _check_sizes, _check_tensors
 from sdort.integrations.torch.text_module import GraphTextEncoder, SkippedStates
 from sdort.integrations.torch.torch_place import StreamOrder, TorchPlace
 from sdort.integrations.torch.unet_adapters import _refuse_text_encoders
+from sdort.runtime.step.step_caches import PromptCache
 
 CPU = TorchPlace(torch.device("cpu"))
 MID, DOWN, SCALE, TOKENS = (
@@ -325,7 +326,8 @@ def test_each_part_of_a_session_is_bound_where_torch_meets_it(
     )
     monkeypatch.setattr(torch.cuda, "Event", object)  # torch for the CPU has none
     monkeypatch.setattr(tensor_session, "TimestepCache", lambda *given: ("rows", *given))
-    monkeypatch.setattr(tensor_session, "PromptCache", lambda *given: ("prompts", *given))
+    monkeypatch.setattr(tensor_session, "PromptTensors", lambda *given: ("prompts", *given))
+    monkeypatch.setattr(tensor_session, "PromptCache", lambda part: part)
     parts: Any = {name: SimpleNamespace(inputs={"x": f"spec of {name}"}, outputs=[]) for name in has}
     split: Any = SimpleNamespace(
         time=parts.get("time"), prompt=parts.get("prompt"), parts=[*parts.values()], each_sample={"each"},
@@ -421,7 +423,7 @@ class Binding:
 
 def test_the_last_prompts_are_known_by_their_values_and_weights() -> None:
     binding: Any = Binding()
-    kept = PromptCache(binding, ("s", "both"), ("t", "both"))
+    kept = PromptCache(PromptTensors(binding, ("s", "both"), ("t", "both")))
 
     def made(text: float, size: float = 0.0, version: int = 1) -> int:
         found = kept.of({"text": torch.tensor([text]), "size": torch.tensor([size]), "more": torch.zeros(1)}, version)
@@ -439,7 +441,7 @@ def test_the_last_prompts_are_known_by_their_values_and_weights() -> None:
 
 def test_a_prompt_that_was_changed_in_place_is_another_one_and_the_first_is_still_known() -> None:
     binding: Any = Binding()
-    kept = PromptCache(binding, ("s",), ())
+    kept = PromptCache(PromptTensors(binding, ("s",), ()))
     value, other = torch.zeros(2), torch.zeros(2)
     first = kept.of({"text": value, "size": other}, 1)
     value += 1
@@ -451,7 +453,7 @@ def test_a_prompt_that_was_changed_in_place_is_another_one_and_the_first_is_stil
 
 def test_a_tensor_on_the_cpu_is_compared_as_numpy_may_have_changed_it() -> None:
     binding: Any = Binding()
-    kept = PromptCache(binding, ("s",), ())
+    kept = PromptCache(PromptTensors(binding, ("s",), ()))
     values = {"text": torch.zeros(2), "size": torch.zeros(2)}
     first = kept.of(values, 1)
     assert kept.of(values, 1) is first
@@ -489,8 +491,8 @@ def test_a_tensor_on_a_gpu_is_known_by_its_count_of_changes(
     binding: Any = Binding()
     binding.fitted = lambda name, value: value
     compared: Any = []
-    monkeypatch.setattr(prompt_cache, "torch", SimpleNamespace(equal=lambda *pair: compared.append(pair) or True))
-    kept = PromptCache(binding, ("s",), ())
+    monkeypatch.setattr(prompt_tensors, "torch", SimpleNamespace(equal=lambda *pair: compared.append(pair) or True))
+    kept = PromptCache(PromptTensors(binding, ("s",), ()))
     values: dict[str, Any] = {"text": OnGpu(), "size": OnGpu()}
     first = kept.of(values, 1)
     for name, value in (change or {}).items():
@@ -512,9 +514,9 @@ def test_a_tensor_on_a_gpu_is_known_by_its_count_of_changes(
 def test_a_tensor_of_inference_mode_counts_no_changes() -> None:
     with torch.inference_mode():
         value = torch.zeros(1)
-    seen = prompt_cache._Seen.of(value)
+    seen = prompt_tensors._Seen.of(value)
     assert seen.changes is None
-    assert not seen.is_as_it_was(value)
+    assert not seen.is_of(value)
 
 
 # Text encoders

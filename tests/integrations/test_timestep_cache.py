@@ -13,6 +13,7 @@ from support.tiny_pipeline import Tiny
 from sdort.integrations.torch import GraphUNet, load_unet, timestep_cache
 from sdort.integrations.torch.tensor_binding import in_one_piece, piece_of
 from sdort.integrations.torch.timestep_cache import KnownTimesteps
+from sdort.runtime.step import step_caches
 
 TOLERANCE = 1e-4
 """fp32 on both sides, outputs of about 1: 3e-6 is seen, and rows of another timestep give 0.01 and more."""
@@ -148,7 +149,7 @@ def test_rows_are_made_again_for_other_weights(unet: GraphUNet, runs: list[tuple
 def test_the_oldest_rows_give_way(
     unet: GraphUNet, runs: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timestep_cache, "KEPT_ROWS", 2)
+    monkeypatch.setattr(step_caches, "KEPT_ROWS", 2)
     samples, context = torch.randn(1, 4, 16, 16), torch.randn(1, 77, 32)
     for timestep in (1, 2, 3, 3, 2):
         unet(samples, timestep, context)

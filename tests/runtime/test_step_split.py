@@ -18,7 +18,8 @@ import pytest
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session, open_session
-from sdort.runtime.step.preparation import KEPT, ROWS
+from sdort.runtime.step.preparation import ROWS
+from sdort.runtime.step.step_caches import KEPT
 from sdort.runtime.step.step_split import StepSplit, split_step
 
 OPTIONS = RuntimeOptions("cpu", custom_ops="off")
@@ -247,6 +248,39 @@ def test_what_is_prepared_for_a_prompt_is_used_again(tmp_path: Path, monkeypatch
     parted.weights.version += 1
     agree(whole, parted, first)
     assert len(runs) == 3
+
+
+@pytest.mark.parametrize("beside", [False, True])
+def test_what_is_made_of_a_timestep_is_used_again(
+    beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not with another prompt, where that is part of it, nor with other weights."""
+    added = "added = MatMul (text_embeds, linear)\n  shifted = Add (embedded, added)"
+    whole, parted = both(model(embedded=added, more=", float[batch, 2] text_embeds") if beside else model(), tmp_path)
+    assert parted.preparation is not None
+    assert parted.preparation.time is not None
+    runs: list[int] = []
+    run = parted.preparation.time.run
+
+    def counted(fed: Any) -> Any:
+        runs.append(1)
+        return run(fed)
+
+    monkeypatch.setattr(parted.preparation.time, "run", counted)
+    first = feeds(whole, seed=0)
+    timestep, other = np.full_like(first["timestep"], 7), np.full_like(first["timestep"], 900)
+    for value in (timestep, other, timestep, other):
+        agree(whole, parted, {**first, "timestep": value})
+    assert len(runs) == 2
+    if beside:
+        agree(whole, parted, {**first, "timestep": timestep, "text_embeds": first["text_embeds"] + 1})
+        assert len(runs) == 3
+    parted.weights.version += 1
+    agree(whole, parted, {**first, "timestep": timestep})
+    assert len(runs) == 3 + beside
+    parted.preparation.forget()
+    agree(whole, parted, {**first, "timestep": timestep})
+    assert len(runs) == 4 + beside
 
 
 def test_prompts_are_known_by_all_of_their_inputs_and_the_oldest_is_forgotten(

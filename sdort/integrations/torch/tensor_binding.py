@@ -14,6 +14,7 @@ from sdort.graph.signature import TensorSpec
 from sdort.integrations.torch.torch_place import StreamOrder
 from sdort.runtime.session import UNRECORDED
 from sdort.runtime.step.preparation import Part
+from sdort.runtime.step.step_caches import aligned_places
 
 Tensors = Mapping[str, torch.Tensor]
 Shapes = tuple[torch.Size, ...]
@@ -22,8 +23,6 @@ COPIED = 1 << 20
 to bind another address than a device to copy them."""
 KEPT_SIZES = 16
 """Sizes of inputs for which memory and bindings are kept, where they are not recorded."""
-ALIGNMENT = 256
-"""Bytes of which the addresses of tensors in one piece of memory are multiples, as those of allocators are."""
 
 
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
@@ -38,10 +37,7 @@ def shapes_of(values: Tensors) -> Shapes:
 
 def in_one_piece(values: Tensors) -> dict[str, torch.Tensor]:
     """Copies of tensors of one device that share a piece of memory, which is copied at once (:func:`piece_of`)."""
-    starts, end = [], 0
-    for value in values.values():
-        starts.append(end)
-        end += -(-value.nbytes // ALIGNMENT) * ALIGNMENT
+    starts, end = aligned_places(value.nbytes for value in values.values())
     memory = torch.empty(end, dtype=torch.uint8, device=next(iter(values.values())).device)
     made = {
         name: memory[start : start + value.nbytes].view(value.dtype).view(value.shape)
@@ -144,6 +140,8 @@ class TensorBinding:
         self.order = order
         self._graph = _Graph(session, order, read, written, graph)
         self._sized: dict[tuple[Shapes, ...], _SizedRuns] = {}
+        self._last: tuple[tuple[Shapes, tuple[PreparedInputs, ...]], _SizedRuns] | None = None
+        """Sizes and prepared inputs of the run before: to look for the sizes of all inputs takes longer."""
 
     @property
     def inputs(self) -> Collection[str]:
@@ -166,8 +164,12 @@ class TensorBinding:
         Raises:
             BadModelError, ProviderError: as :meth:`sdort.runtime.session.Session.run`.
         """
-        sizes = (shapes_of(values), *[each.shapes for each in prepared])
+        given = shapes_of(values), prepared
+        if self._last and self._last[0] == given:
+            return self._last[1].run(values, prepared)
+        sizes = given[0], *[each.shapes for each in prepared]
         if known := self._sized.get(sizes):
+            self._last = given, known
             return known.run(values, prepared)
         fitted = {name: self._graph.fitted(name, value) for name, value in values.items()}
         made = self._first(fitted, prepared)

@@ -14,12 +14,13 @@ from sdort.errors import UsageError
 from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.known_families import roles_of
 from sdort.graph.signature import TensorSpec, cast_feeds
-from sdort.integrations.torch.prompt_cache import MadeOfPrompt, PromptCache
+from sdort.integrations.torch.prompt_tensors import MadeOfPrompt, PromptTensors
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, torch_dtype
 from sdort.integrations.torch.timestep_cache import TimestepCache
 from sdort.integrations.torch.torch_place import StreamOrder, TorchPlace
 from sdort.runtime.session import Session
 from sdort.runtime.step.preparation import Part, Preparation
+from sdort.runtime.step.step_caches import PromptCache
 from sdort.workload.steering_inputs import IMAGE, all_residuals, image_inputs, named_sizes, residual_shapes, shape_at
 
 
@@ -66,7 +67,7 @@ class TensorSession:
             if parts.time:
                 self._rows = TimestepCache(_bound(parts.time, self._order), parts.each_sample, roles.timestep)
             prompt = _bound(parts.prompt, self._order) if parts.prompt else None
-            self._prompts = PromptCache(prompt, parts.taken, parts.beside) if prompt else None
+            self._prompts = PromptCache(PromptTensors(prompt, parts.taken, parts.beside)) if prompt else None
 
     @property
     def inputs(self) -> Mapping[str, TensorSpec]:
@@ -262,11 +263,10 @@ def _are(feeds: Tensors, kinds: Mapping[str, _Kind]) -> bool:
                 or value.dtype is not dtype
                 or value.shape != shape
                 or value.device != device
-                or value.layout is not torch.strided
                 or not value.data_ptr()
             ):
                 return False
-    except (KeyError, RuntimeError):  # another name; a tensor of torch.func, which has no address
+    except (KeyError, RuntimeError):  # another name; a sparse tensor or one of torch.func, which has no address
         return False
     return True
 

@@ -10,9 +10,8 @@ import torch
 
 from sdort.families.family import Roles
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors, piece_of
+from sdort.runtime.step.step_caches import RowCache
 
-KEPT_ROWS = 256
-"""Timesteps of which what was made is kept, some ten kilobytes each; the oldest give way."""
 KEPT_SCHEDULES = 4
 """Schedules whose numbers are known."""
 LONGEST_SCHEDULE = 4096
@@ -99,7 +98,7 @@ class TimestepCache:
         self._each_sample = each_sample
         self._known = KnownTimesteps(waits=lambda timesteps: not timesteps.is_cpu)
         self._read: dict[int, tuple[PreparedInputs, torch.Tensor]] = {}
-        self._kept: dict[_Made, torch.Tensor] = {}
+        self._kept: RowCache[torch.Tensor] = RowCache()
 
     def of(
         self, timesteps: torch.Tensor, samples: int, beside: Tensors, prepared: PreparedInputs | None, version: int
@@ -114,11 +113,12 @@ class TimestepCache:
         """
         number = None if beside else self._known.number(timesteps)
         made = None if number is None else (number, samples, prepared, version)
-        if made is None or made not in self._kept:
+        kept = None if made is None else self._kept.get(made)
+        if kept is None:
             with self._binding.order.making():
                 return self._make(timesteps.reshape(-1).expand(samples), beside, prepared, made)
         inputs, piece = self._read[samples]
-        piece.copy_(self._kept[made])
+        piece.copy_(kept)
         return inputs
 
     def _make(
@@ -131,7 +131,5 @@ class TimestepCache:
             self._read[samples] = PreparedInputs(own, fixed=True), piece_of(rows)
         inputs, piece = self._read[samples]
         if made is not None:
-            if len(self._kept) == KEPT_ROWS:
-                del self._kept[next(iter(self._kept))]
-            self._kept[made] = piece.clone()
+            self._kept.keep(made, piece.clone())
         return inputs

@@ -14,12 +14,11 @@ import numpy as np
 
 from sdort.families.family import Roles
 from sdort.graph.signature import Array, TensorSpec
+from sdort.runtime.step.step_caches import Mark, PromptCache, RowCache
 
 ROWS = 64
 """Rows that the part of the timesteps takes at once, the last ones filled up: one shape for schedules of any length, to
 be tuned or compiled once, and results that do not depend on that length."""
-KEPT = 4
-"""Prompts of which what was prepared is kept, for runs from host memory."""
 
 
 class Part(Protocol):
@@ -94,7 +93,8 @@ class Preparation:
         self.time = time
         self.each_sample = each_sample
         self._take(step)
-        self._kept: list[tuple[int, dict[str, Array], dict[str, Any]]] = []
+        self._prompts = PromptCache(_PromptArrays(prompt)) if prompt else None
+        self._rows: RowCache[dict[str, Array]] = RowCache()
 
     def for_step(self, step: Iterable[str]) -> Preparation:
         """The same parts for another step, which takes no more of what they make.
@@ -143,8 +143,10 @@ class Preparation:
         return {name: np.concatenate(parts) for name, parts in found.items()}
 
     def forget(self) -> None:
-        """Keep nothing that was made for earlier prompts."""
-        self._kept.clear()
+        """Keep nothing that was made for earlier prompts and timesteps."""
+        if self._prompts:
+            self._prompts.forget()
+        self._rows = RowCache()
 
     def step_feeds(self, feeds: Mapping[str, Any], version: int) -> dict[str, Any]:
         """The step's inputs.
@@ -153,7 +155,7 @@ class Preparation:
             feeds: the whole model's: arrays, or ``OrtValue``.
             version: of the weights; of other ones, other things are made.
         """
-        made = self._of_prompt(feeds, version)
+        made = self._prompts.of(feeds, version) if self._prompts else {}
         step = {name: feeds[name] for name in self.step}
         step |= {name: value for name, value in made.items() if name in self.taken}
         if self.time is None:
@@ -162,20 +164,36 @@ class Preparation:
         timesteps = np.broadcast_to(
             _array(self.time, feeds[self.roles.timestep]).reshape(-1), _shape(feeds[self.roles.sample])[:1]
         )
-        rows = self.rows(timesteps, beside)
+        key = (timesteps.tobytes(), *[values.tobytes() for values in beside.values()], version)
+        rows = self._rows.get(key)
+        if rows is None:
+            self._rows.keep(key, rows := self.rows(timesteps, beside))
         taken = {name: values for name, values in rows.items() if name in self.taken}
         return step | {name: values if name in self.each_sample else values[:1] for name, values in taken.items()}
 
-    def _of_prompt(self, feeds: Mapping[str, Any], version: int) -> dict[str, Any]:
-        """Outputs of the prompt's part, as ``OrtValue``, cached for the last prompts."""
-        part = self.prompt
-        if part is None:
-            return {}
-        fed = {name: _array(part, feeds[name]) for name in part.inputs}
-        for known, arrays, values in self._kept:
-            if known == version and all(np.array_equal(arrays[name], fed[name], equal_nan=True) for name in fed):
-                return values
-        inputs = {name: part.upload(values) for name, values in fed.items()}
+
+class _PromptArrays:
+    """The part of the prompts on arrays of the host; what it makes is ``OrtValue`` by name."""
+
+    def __init__(self, part: Part) -> None:
+        self._part = part
+
+    @property
+    def inputs(self) -> Collection[str]:
+        return self._part.inputs.keys()
+
+    def fitted(self, name: str, value: Any) -> Array:
+        return _array(self._part, value)
+
+    def equal(self, kept: Array, value: Array) -> bool:
+        return np.array_equal(kept, value, equal_nan=True)
+
+    def mark(self, value: Any) -> Mark | None:
+        """None: whoever has an array may change it."""
+
+    def make(self, fitted: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Any]]:
+        part = self._part
+        inputs = {name: part.upload(values) for name, values in fitted.items()}
         binding = part.io_binding()
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
@@ -183,9 +201,7 @@ class Preparation:
             binding.bind_output(spec.name, *part.memory)
         part.run_bound(binding)
         made = dict(zip([spec.name for spec in part.outputs], binding.get_outputs(), strict=True))
-        copies = {name: np.array(values) for name, values in fed.items()}
-        self._kept[:] = [(version, copies, made), *self._kept][:KEPT]
-        return made
+        return {name: np.array(values) for name, values in fitted.items()}, made
 
 
 def _array(part: Part, value: Any) -> Array:

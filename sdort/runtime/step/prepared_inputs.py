@@ -20,9 +20,8 @@ from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
 from sdort.runtime.step.device_buffer import Buffer
 from sdort.runtime.step.preparation import BoundPart
+from sdort.runtime.step.step_caches import aligned_places
 
-_ALIGNED = 256
-"""Bytes at multiples of which the arrays of a row begin, as allocations of every device do at the least."""
 _WORD = np.dtype(np.int32)
 
 
@@ -35,11 +34,8 @@ class StepRow:
 
     def __init__(self, session: Session, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
         self._arrays = dict(arrays)
-        self._places: dict[str, int] = {}
-        end = 0
-        for name, (shape, dtype) in self._arrays.items():
-            self._places[name] = end
-            end += -(-math.prod(shape) * dtype.itemsize // _ALIGNED) * _ALIGNED
+        places, end = aligned_places([math.prod(shape) * dtype.itemsize for shape, dtype in self._arrays.values()])
+        self._places = dict(zip(self._arrays, places, strict=True))
         self.words = Buffer(session, np.zeros(end // _WORD.itemsize, _WORD))
         """The memory, in words that are copied as they are."""
 
