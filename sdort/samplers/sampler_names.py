@@ -5,7 +5,7 @@ from __future__ import annotations
 from sdort.errors import SdortError
 from sdort.samplers.scheduler_names import NOISE_LEVELS, SAMPLERS, find_scheduler
 
-_NAMES = {
+A1111_NAMES = {
     "ddim": "DDIM",
     "deis": "DEIS",
     "dpm2": "DPM2",
@@ -24,7 +24,7 @@ _NAMES = {
     "unipc": "UniPC",
 }
 """Short name -> A1111's, where it has the sampler."""
-_TYPES = {
+A1111_TYPES = {
     "karras": "Karras",
     "exponential": "Exponential",
     "beta": "Beta",
@@ -44,7 +44,7 @@ def a1111_sampler(class_name: str, asked: str | None) -> dict[str, str]:
         asked: the name by which it was asked for; None for the pipeline's own, whose settings are not told.
     """
     wanted = _settings(asked) if asked else None
-    for short, name in _NAMES.items():
+    for short, name in A1111_NAMES.items():
         if wanted is None or wanted[1] == {}:
             if SAMPLERS[short].class_name == class_name:
                 return {"Sampler": name}
@@ -53,7 +53,7 @@ def a1111_sampler(class_name: str, asked: str | None) -> dict[str, str]:
             return {"Sampler": name}
         for levels in NOISE_LEVELS:
             if _settings(f"{short}-{levels}") == wanted:
-                return {"Sampler": name, "Schedule type": _TYPES[levels]}
+                return {"Sampler": name, "Schedule type": A1111_TYPES[levels]}
     return {"Sampler": class_name}
 
 

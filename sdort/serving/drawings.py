@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sdort.generation.job import Job
@@ -81,7 +81,8 @@ class Drawing:
         self._serial = 0
         self._changed = asyncio.Event()
         self._steps = [(0, 1)] * len(requests)
-        self._has_begun = False
+        self.has_begun = False
+        """Whether any of its images is being drawn, or was."""
 
     @property
     def is_over(self) -> bool:
@@ -104,14 +105,20 @@ class Drawing:
         steps = max(every for _, every in self._steps)
         return sum(done for done, _ in self._steps) // len(self._steps), steps
 
+    @property
+    def last_preview(self) -> str | None:
+        """The newest preview of its images, as a data URL; None where there is none."""
+        shown = [entry for (name, _), entry in self._events.items() if name == "preview"]
+        return str(max(shown, key=lambda entry: entry[0])[1].data["image"]) if shown else None
+
     def tell(self, name: str, data: dict[str, Any], index: int = 0) -> None:
         """Put an event in the place of the last one of its name and image."""
         if self.is_over:
             return
-        if name == "queued" and self._has_begun:
+        if name == "queued" and self.has_begun:
             return
         if name in ("step", "image", *ENDS):
-            self._has_begun = True
+            self.has_begun = True
             self._events.pop(("queued", 0), None)
         if name in ENDS:
             self._events.pop(("step", 0), None)
@@ -159,6 +166,12 @@ class Drawing:
             self.status = 499
             self.unwanted.set()
             self.tell("cancelled", {})
+
+    def forget(self) -> None:
+        """Give up what it was drawn by: its requests have init images and masks."""
+        self.requests.clear()
+        self.keys.clear()
+        self.job = replace(self.job, requests=[])
 
     async def finished(self) -> None:
         """Wait for its end."""

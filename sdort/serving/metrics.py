@@ -67,6 +67,8 @@ class Metrics:
             read = memory
             used = Gauge("sdort_gpu_memory_bytes", "Bytes of the GPU's memory in use.", registry=registry)
             used.set_function(lambda: read() or 0)
+        self.seconds_each = 1.0
+        """Of late, from one image to the next."""
         self._counts = dict.fromkeys(("taken", "done", "failed", "cancelled", "refused", "images"), 0)
 
     def text(self) -> bytes:
@@ -95,8 +97,10 @@ class Metrics:
         self._images.labels(model).inc(count)
         self._batch.observe(count)
         seconds = generation.seconds
-        for stage in ("encode", "encode_image", "denoise", "decode"):
-            self._stages.labels(stage).observe(getattr(seconds, stage))
+        spent = {stage: getattr(seconds, stage) for stage in ("encode", "encode_image", "denoise", "decode")}
+        for stage, each in spent.items():
+            self._stages.labels(stage).observe(each)
+        self.seconds_each += (sum(spent.values()) / max(count, 1) - self.seconds_each) / 4
 
     @property
     def report(self) -> ServeReport:

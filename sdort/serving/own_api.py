@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast
 from fastapi import APIRouter, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import JSONResponse, Response, StreamingResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from sdort.adapters.adapter_choice import AdapterChoice
 from sdort.errors import SdortError
@@ -18,6 +18,7 @@ from sdort.generation.files.from_image import GIVEN_AGAIN, DrawnWith, image_opti
 from sdort.generation.files.image_texts import texts_in
 from sdort.machine.version import __version__
 from sdort.samplers.scheduler_names import SAMPLERS, leveled_names
+from sdort.serving.bodies import Body
 from sdort.serving.drawings import Drawing, Event
 from sdort.serving.pictures import bytes_of_text
 from sdort.serving.refusals import Refused, of_error
@@ -28,19 +29,15 @@ _HEARTBEAT = b": the drawing goes on\n\n"
 Side = Annotated[int, Field(ge=1, le=16384)]
 
 
-class Adapter(BaseModel):
+class Adapter(Body):
     """An adapter by its name."""
-
-    model_config = ConfigDict(allow_inf_nan=False, extra="forbid")
 
     name: Annotated[str, Field(max_length=200)]
     weight: Annotated[float, Field(ge=-100, le=100)] = 1.0
 
 
-class Images(BaseModel):
+class Images(Body):
     """The body of ``POST /api/images``."""
-
-    model_config = ConfigDict(allow_inf_nan=False, extra="forbid")
 
     model: str | None = None
     prompt: str = ""
@@ -134,10 +131,11 @@ def _wanted(service: Service, body: Images) -> Wanted:
         "strength": body.strength if body.init_image else None,
         "lora": [AdapterChoice(service.adapter(each.name), each.weight) for each in body.adapters],
     }
-    pictures = {
-        name: bytes_of_text(text, name) for name in ("init_image", "mask") if (text := getattr(body, name)) is not None
-    }
-    return Wanted(body.prompt, body.model, options, previews=True, **pictures)
+    image, mask = (
+        None if text is None else bytes_of_text(text, name)
+        for name, text in (("init_image", body.init_image), ("mask", body.mask))
+    )
+    return Wanted(body.prompt, body.model, options, image, mask, previews=True)
 
 
 async def _lines(drawing: Drawing) -> AsyncIterator[bytes]:

@@ -57,3 +57,13 @@ def bytes_of_text(text: str, field: str) -> bytes:
         return base64.b64decode(data if comma else text, validate=True)
     except ValueError as error:
         raise Refused(f"{field} is no base64", field=field) from error
+
+
+def hole_of(picture: Image.Image) -> Image.Image | None:
+    """The transparent part of a picture as a mask, white where something is drawn; None where it has none."""
+    from PIL import ImageChops
+
+    if picture.mode != "RGBA":
+        return None
+    hole = ImageChops.invert(picture.getchannel("A"))
+    return hole if hole.getbbox() else None

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
+from PIL import ImageOps
+
 from sdort.errors import SdortError
 from sdort.errors.plain_text import cut, one_line
 from sdort.files.named_files import files_below
@@ -27,7 +29,7 @@ from sdort.runtime.probe import choose_provider
 from sdort.serving.drawings import Drawing
 from sdort.serving.logs import log
 from sdort.serving.metrics import Metrics
-from sdort.serving.pictures import read_upload
+from sdort.serving.pictures import hole_of, read_upload
 from sdort.serving.refusals import Refused, of_error
 from sdort.serving.serve_options import ServeOptions
 from sdort.serving.served_model import ServedModel
@@ -51,6 +53,10 @@ class Wanted:
     """Options of a generation by their names in Python, none of which names a file."""
     init_image: bytes | None = None
     mask: bytes | None = None
+    inverted: bool = False
+    """Whether black is what the mask selects."""
+    by_hole: bool = False
+    """Whether the mask selects what is transparent in it, or without one in the image, as OpenAI's does."""
     previews: bool = False
 
 
@@ -80,8 +86,6 @@ class Service:
         self.kept: dict[str, Drawing] = {}
         """Those that are over and whose images may be asked for, the oldest first."""
         self._tasks: set[asyncio.Future[None]] = set()
-        self.seconds_each = 1.0
-        """Of late, from one image to the next."""
         self._planner = ThreadPoolExecutor(1, "sdort-plan")
         self._loop: asyncio.AbstractEventLoop | None = None
         self.on_end: Callable[[], None] = lambda: None
@@ -157,7 +161,7 @@ class Service:
         try:
             self.waiting.reserve()
         except QueueFull:
-            seconds = max(1, math.ceil(self.seconds_each * len(self.waiting)))
+            seconds = max(1, math.ceil(self.metrics.seconds_each * len(self.waiting)))
             raise Refused("too many requests wait already", 429, retry_after=min(seconds, 3600)) from None
         try:
             assert self._loop is not None
@@ -214,6 +218,7 @@ class Service:
 
         await self._finished(drawing, left)
         self.cancel(drawing)
+        drawing.forget()
         self.kept[drawing.id] = drawing
         sizes = [each.size for each in self.kept.values()]
         while len(self.kept) > self.options.keep or sum(sizes) > self.options.keep_mb * 1_000_000:
@@ -247,9 +252,7 @@ class Service:
         model = self.model(wanted.model)
         options = dict(wanted.options)
         self._check_limits(wanted.prompt, options)
-        for name in ("init_image", "mask"):
-            if (content := getattr(wanted, name)) is not None:
-                options[name] = read_upload(content, name, self.options)
+        options |= self._pictures(wanted)
         height, width = self._size(model, options)
         options |= {"height": height, "width": width, "images_at_once": self.options.images_at_once}
         if self.options.adapter_folder:
@@ -266,6 +269,22 @@ class Service:
         requests = [alone(request, index) for request in job.requests for index in range(request.num_images)]
         keys = [self._key(model, request) for request in requests]
         return Drawing(model, job, requests, keys, previews=wanted.previews, patience=self.options.timeout)
+
+    def _pictures(self, wanted: Wanted) -> dict[str, Any]:
+        """The init image and the mask that a request sends.
+
+        Raises:
+            Refused: one is none that is read.
+        """
+        given = {name: getattr(wanted, name) for name in ("init_image", "mask") if getattr(wanted, name) is not None}
+        found = {name: read_upload(content, name, self.options) for name, content in given.items()}
+        if wanted.by_hole and (hole := hole_of(found.get("mask") or found["init_image"])):
+            found["mask"] = hole
+        elif wanted.by_hole and "mask" in found:
+            raise Refused("the mask has no transparent part: that is what is drawn anew", field="mask")
+        if wanted.inverted and "mask" in found:
+            found["mask"] = ImageOps.invert(found["mask"].convert("L"))
+        return found
 
     def _key(self, model: ServedModel, request: Request) -> tuple[Any, ...]:
         """All that images have in common which are drawn together."""
@@ -286,6 +305,8 @@ class Service:
 
     def _size(self, model: ServedModel, options: Mapping[str, Any]) -> tuple[int, int]:
         own = model.sizes[0]
+        if (image := options.get("init_image")) is not None and (image.height, image.width) in model.sizes:
+            own = image.height, image.width
         height, width = options.get("height") or own[0], options.get("width") or own[1]
         if height * width > self.options.max_pixels:
             raise Refused(f"images have at most {self.options.max_pixels:,} pixels here", field="width")

@@ -11,8 +11,11 @@ from sdort.serving.refusals import Refused
 from sdort.serving.service import Service
 
 
-async def until_gone(request: Request, service: Service, drawing: Drawing) -> Drawing:
+async def until_gone(request: Request, service: Service, drawing: Drawing, *, interrupted: bool = False) -> Drawing:
     """A drawing when it is done.
+
+    Args:
+        interrupted: whether one that was cancelled is an answer, with the images that it has until then.
 
     Raises:
         Refused: it failed, was cancelled, or took too long.
@@ -25,8 +28,9 @@ async def until_gone(request: Request, service: Service, drawing: Drawing) -> Dr
         gone.cancel()
         waiting.cancel()
         service.cancel(drawing)
-    if drawing.end is None or drawing.end.name != "done":
-        raise Refused(str(drawing.end.data.get("message", "cancelled")) if drawing.end else "cancelled", drawing.status)
+    assert drawing.end is not None
+    if drawing.end.name not in ("done", "cancelled" if interrupted else "done"):
+        raise Refused(drawing.end.data.get("message", "the drawing was cancelled"), drawing.status)
     return drawing
 
 

@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, JSONResponse, Response
 from starlette.exceptions import HTTPException
 
 from sdort.machine.version import __version__
-from sdort.serving import openai_api, own_api
+from sdort.serving import a1111_api, openai_api, own_api
 from sdort.serving.guard import Guard
 from sdort.serving.keys import Keys
 from sdort.serving.page import page
@@ -35,6 +35,7 @@ def application(service: Service, keys: Keys | None = None) -> Guard:
     app = FastAPI(title="sdort", version=__version__, docs_url=None, redoc_url=None, lifespan=lifespan)
     app.include_router(own_api.routes(service))
     app.include_router(openai_api.routes(service))
+    app.include_router(a1111_api.routes(service))
 
     @app.get("/", response_class=HTMLResponse)
     async def front() -> Response:

@@ -65,11 +65,11 @@ _EMPHASIS = {"Original": WEIGHTINGS[0], "None": "none"}
 
 _KNOWN = frozenset((*_NAMED, *_OTHERS, *_TOLD))
 _CASES = {name.lower(): name for name in _KNOWN}
-_USUAL_SPACING = dict.fromkeys(
+USUAL_SPACING = dict.fromkeys(
     ("DPM++ 2M", "DPM++ SDE", "DPM++ 2M SDE", "DPM++ 2M SDE Heun", "DPM2", "DPM2 a"), "Karras"
 )
 """A1111's sampler -> the schedule type that it means by ``Automatic``; the noise schedule's own for others."""
-_USUAL_SPACING["DPM++ 3M SDE"] = "Exponential"
+USUAL_SPACING["DPM++ 3M SDE"] = "Exponential"
 _UPSCALERS = {"Latent": UPSCALES[0], "Lanczos": UPSCALES[1]}
 """A1111's upscaler -> the option ``hires_upscale``; others that enlarge the image are like ``image``, and told."""
 
@@ -240,7 +240,7 @@ def _resources(text: str) -> list[str]:
 def _take_scheduler(info: Infotext, pairs: Mapping[str, str]) -> None:
     sampler, spacing = pairs.get("Sampler", "Default"), pairs.get("Schedule type")
     if spacing == "Automatic":
-        spacing = _USUAL_SPACING.get(sampler)
+        spacing = USUAL_SPACING.get(sampler)
     if sampler == "Default":  # SD.Next's name for the model's own
         info.left += [f"Schedule type: {cut(one_line(spacing), 40)}"] if spacing else []
         return
