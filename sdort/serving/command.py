@@ -113,7 +113,11 @@ def _models(places: Sequence[str | Path], options: ServeOptions, runtime: Runtim
 def _listener(options: ServeOptions) -> socket.socket:
     try:
         family = socket.getaddrinfo(options.host, options.port, type=socket.SOCK_STREAM)[0][0]
-        return socket.create_server((options.host, options.port), family=family, backlog=_CONNECTIONS)
+        listener = socket.create_server((options.host, options.port), family=family, backlog=_CONNECTIONS)
+        # asyncio does not know that a socket which it did not make is TCP: answers would wait 40 ms for an
+        # acknowledgement. Connections have the options of what they come by.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return listener
     except OSError as error:
         raise UsageError(
             f"cannot listen at {options.host} port {options.port}: {error.strerror or error}",
