@@ -132,8 +132,13 @@ Workspace::~Workspace() { ort->ReleaseAllocator(allocator_); }
 
 void Workspace::with(const Context& context, size_t bytes, const std::function<void(void* memory)>& use) const {
     void* memory = nullptr;
-    // The arena notes the stream beside the memory: the allocator's own Alloc would not.
-    if (bytes) raise(ort->KernelContext_GetScratchBuffer(context.get(), memory_, bytes, &memory));
+    if (bytes) {
+        // An arena without room throws. Here that becomes an error of the node; inside of the next function, which is
+        // noexcept, it would end the process.
+        allocator_->Free(allocator_, allocator_->Alloc(allocator_, bytes));
+        // The arena notes the stream beside the memory: the allocator's own Alloc would not.
+        raise(ort->KernelContext_GetScratchBuffer(context.get(), memory_, bytes, &memory));
+    }
     const auto free = [this](void* p) { allocator_->Free(allocator_, p); };
     const std::unique_ptr<void, decltype(free)> owner(memory, free);
     use(memory);

@@ -159,7 +159,8 @@ def declared(*classes: type) -> Mapping[str, Option]:
     }
 
 
-def ranges_of(*classes: type) -> dict[str, Range[Any]]:
+@cache
+def ranges_of(*classes: type) -> Mapping[str, Range[Any]]:
     """Option that is a number -> its range."""
     return {name: each.range for name, each in declared(*classes).items() if each.range}
 

@@ -189,6 +189,35 @@ def test_control(made: Made, run: Run, traces: Path, tmp_path: Path, monkeypatch
     assert run("bench_control", *words) == 1
 
 
+def test_linear_layers(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import linears_benchmark
+
+    words = (
+        "--provider",
+        "cpu",
+        "--family",
+        "tiny",
+        "--size",
+        "64x64",
+        "--repeat",
+        1,
+        "--json",
+        tmp_path / "rows.json",
+    )
+    assert run("linears_benchmark", *words) == 0
+    report = json.loads((tmp_path / "rows.json").read_text())
+    # Ten blocks (three down, one in the middle, two for each of three up) of two attentions: three projections of the
+    # tokens, one for the prompt, two outputs, and the two of GEGLU.
+    counts = {"normalization": 10 * 5, "attention": 10 * 2, "GEGLU": 10}
+    assert {
+        reads: sum(row["count"] for row in report["rows"] if row["layer"]["reads"] == reads) for reads in counts
+    } == counts
+    assert all((row["rounding"] > 0) == (row["layer"]["reads"] == "attention") for row in report["rows"])
+    rounded = linears_benchmark.rounded
+    monkeypatch.setattr(linears_benchmark, "rounded", lambda values: (rounded(values)[0], rounded(values)[1] * 1.2))
+    assert run("linears_benchmark", *words) == 1
+
+
 def test_tasks(made: Made, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench_tasks", made.exported, "--provider", "cpu", "--size", "64x64", "--steps", 2, "--rounds", 1) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]

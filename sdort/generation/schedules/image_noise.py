@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -16,7 +16,7 @@ _BLOCK = 16
 
 
 class SeededNormal:
-    """Standard normal numbers in fp32, one draw after the other; a copy goes on by itself.
+    """Standard normal numbers in fp32, one draw after the other.
 
     Args:
         seed: of 64 bits, of which torch's MT19937 takes the lower 32.
@@ -27,8 +27,14 @@ class SeededNormal:
         self._second: float | None = None
         """The other number of a pair of which a small draw took one."""
 
-    def copy(self) -> SeededNormal:
-        return copy.deepcopy(self)
+    def state(self) -> tuple[Any, float | None]:
+        """The state to come back to with :meth:`restore`."""
+        return self._bits.get_state(), self._second
+
+    def restore(self, state: tuple[Any, float | None]) -> None:
+        """Draw the same again as after :meth:`state`, as often as that is asked for."""
+        bits, self._second = state
+        self._bits.set_state(bits)
 
     def draw(self, shape: Sequence[int]) -> Array:
         """The next numbers, float32 of ``shape``."""
@@ -100,13 +106,14 @@ class NoiseSource:
         self._variations = [SeededNormal(seed.variation) for seed in seeds if seed.variation is not None]
         self._strength = strength
 
-    def state(self) -> tuple[list[SeededNormal], list[SeededNormal]]:
+    def state(self) -> list[tuple[Any, float | None]]:
         """The state to come back to with :meth:`restore`."""
-        return [each.copy() for each in self._numbers], [each.copy() for each in self._variations]
+        return [each.state() for each in (*self._numbers, *self._variations)]
 
-    def restore(self, state: tuple[list[SeededNormal], list[SeededNormal]]) -> None:
+    def restore(self, state: Sequence[tuple[Any, float | None]]) -> None:
         """Draw the same again as after :meth:`state`, as often as that is asked for."""
-        self._numbers, self._variations = ([each.copy() for each in numbers] for numbers in state)
+        for numbers, own in zip((*self._numbers, *self._variations), state, strict=True):
+            numbers.restore(own)
 
     def draw(self, shape: Sequence[int]) -> Array:
         """Noise [images, *shape]."""
