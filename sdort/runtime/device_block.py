@@ -172,8 +172,7 @@ def _capsule(address: int, device: tuple[int, int], shape: Sequence[int], dtype:
 
     Its description lies in C's own memory and is freed by C: whoever takes it may outlive Python.
     """
-    libc = ctypes.CDLL(None)
-    libc.malloc.restype = ctypes.c_void_p
+    libc, make = _makers()
     place = libc.malloc(ctypes.c_size_t(ctypes.sizeof(_Managed) + 8 * len(shape)))
     dims = (ctypes.c_int64 * len(shape)).from_address(place + ctypes.sizeof(_Managed))
     dims[:] = list(shape)
@@ -182,6 +181,13 @@ def _capsule(address: int, device: tuple[int, int], shape: Sequence[int], dtype:
     managed.dtype = _Type(_CODES[dtype.kind], 8 * dtype.itemsize, 1)
     managed.shape, managed.strides, managed.byte_offset = ctypes.addressof(dims), None, 0
     managed.context, managed.deleter = None, ctypes.cast(libc.free, ctypes.c_void_p)
-    make = ctypes.pythonapi.PyCapsule_New
-    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     return make(place, b"dltensor", None)
+
+
+@cache
+def _makers() -> tuple[ctypes.CDLL, Any]:
+    """C's library, and Python's function that makes a capsule."""
+    libc, make = ctypes.CDLL(None), ctypes.pythonapi.PyCapsule_New
+    libc.malloc.restype = ctypes.c_void_p
+    make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
+    return libc, make

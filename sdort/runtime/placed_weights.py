@@ -25,7 +25,8 @@ from sdort.runtime.device_block import ALIGNMENT, DeviceBlock
 
 LEAST = 1 << 16
 """Bytes of the smallest weight that is placed; ONNX Runtime packs smaller ones."""
-_THREADS = 4
+THREADS = 4
+"""Weights that are read at a time: one is read while another one is copied."""
 READERS = {
     ("", "MatMul"): {0, 1},
     ("", "Gemm"): {0, 1},
@@ -76,8 +77,13 @@ class PlacedWeights:
         Raises:
             BadModelError: they cannot be read.
         """
-        with ThreadPoolExecutor(_THREADS, "sdort-weights") as pool:  # one reads while another one copies
+        with ThreadPoolExecutor(THREADS, "sdort-weights") as pool:
             deque(pool.map(self._load, names), maxlen=0)
+        self.block.synchronize()
+
+    def load_one(self, name: str) -> None:
+        """Write the values that the files have of one weight, in any thread; errors are as there."""
+        self._load(name)
         self.block.synchronize()
 
     def _load(self, name: str) -> None:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
 
 from sdort.graph.signature import Array, Factors
 from sdort.onnx_io.overridable import ReplaceableWeight
-from sdort.runtime.placed_weights import PlacedWeights
+from sdort.runtime.placed_weights import THREADS, PlacedWeights
 from sdort.runtime.weight_sums import WeightSums
 
 
@@ -95,19 +97,38 @@ class ReplacedWeights:
         self._change(name)
         return self._sums.add(self._values[name], self.replaceable[name].stored.dtype, factors)
 
-    def restore(self, names: Collection[str]) -> None:
-        """Let weights have the values of the model's file.
+    @contextmanager
+    def restoring(self, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+        """A block in which weights get the values of the model's file; at its end all of them have them.
+
+        Args:
+            names: of weights that were changed, in the order in which they are needed.
+
+        Returns:
+            A function that waits until one of the model's weights has the values, if it is among them. Where the
+            weights are placed the others are read meanwhile.
 
         Raises:
             BadModelError: they cannot be read.
         """
-        if self._placed:
-            self._placed.load(names)
-        for name in names:
-            if not self._placed:
-                self.write(name, self.replaceable[name].stored.load())
-            self._changed.remove(name)
         self.version += bool(names)
+        pool = ThreadPoolExecutor(THREADS, "sdort-weights")
+        read = {name: pool.submit(self._placed.load_one, name) for name in names} if self._placed else {}
+
+        def wait(name: str) -> None:
+            if name in read:
+                read.pop(name).result()
+                self._changed.remove(name)
+
+        try:
+            for name in names if not self._placed else ():
+                self.write(name, self.replaceable[name].stored.load())
+                self._changed.remove(name)
+            yield wait
+            for name in list(read):
+                wait(name)
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def _change(self, name: str) -> None:
         self._changed.add(name)

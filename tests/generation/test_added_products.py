@@ -6,6 +6,7 @@ The host's memory and the CPU provider take the place of the GPU's: the same gra
 from __future__ import annotations
 
 import itertools
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,7 +17,7 @@ import pytest
 from support.weight_expressions import Chain, Values, drawn, leaf, replaceable, store
 
 from sdort.adapters.weight_deltas import Delta, Factor, Form, Hadamard, LowRank, Product, Table
-from sdort.errors import ParityError
+from sdort.errors import BadModelError, ParityError
 from sdort.generation.denoising.adapted_weights import _merged, switched
 from sdort.graph.signature import Array, Factors
 from sdort.graph.weights import Cast, Combined, Concatenated, Reshaped, Transposed
@@ -264,6 +265,38 @@ def test_every_switch_is_another_version_of_the_weights(tmp_path: Path) -> None:
     assert opened.replaced.version == versions[-1]
 
 
+def test_a_product_is_added_to_what_the_file_has_however_long_that_takes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file is read in other threads, and what cannot be read is read again by the next switch."""
+    opened, drawing = Open(tmp_path, CHAINS), Drawing(tmp_path, np.random.default_rng(0))
+    plain = opened.now()
+    shapes = [item for each in opened.shapes.values() for item in each.items()]
+    changes = {parameter: [(drawing.delta("LoRA", shape), 1.0)] for parameter, shape in shapes}
+    opened.switch(changes)
+    adapted, load = opened.now(), PlacedWeights.load_one
+
+    def slow(self: PlacedWeights, name: str) -> None:
+        time.sleep(0.01)
+        load(self, name)
+
+    def broken(self: PlacedWeights, name: str) -> None:
+        raise BadModelError(name)
+
+    monkeypatch.setattr(PlacedWeights, "load_one", slow)
+    opened.switch(changes)
+    for name, values in opened.now().items():
+        np.testing.assert_array_equal(values, adapted[name])
+    monkeypatch.setattr(PlacedWeights, "load_one", broken)
+    with pytest.raises(BadModelError):
+        opened.switch({})
+    assert opened.replaced.changed == {*opened.weights}
+    monkeypatch.setattr(PlacedWeights, "load_one", slow)
+    opened.switch({})
+    for name, values in opened.now().items():
+        np.testing.assert_array_equal(values, plain[name])
+
+
 @pytest.mark.parametrize("kind", QUICK)
 def test_products_never_become_whole_differences_on_the_host(
     kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -304,7 +337,6 @@ def test_an_overflow_is_refused_unless_the_weight_had_one(tmp_path: Path) -> Non
     infinite[0, 0] = np.inf
     infinite.tofile(stored.path)
     again = opened.replaced
-    again.restore([])
     again.write("packed", infinite)
     opened.switch(changes("packed", 1.0))
     assert np.isinf(opened.now()["packed"][0, 0])

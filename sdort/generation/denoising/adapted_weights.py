@@ -117,8 +117,9 @@ def record_adapter(choice: AdapterChoice) -> AdapterRecord:
     Raises:
         BadModelError: its file cannot be read.
     """
-    digests = file_digest(choice.path), file_digest(choice.path, tensors=True)
-    return AdapterRecord(choice.path.name, choice.scale, *digests, choice.text_scale)
+    with ThreadPoolExecutor(2, "sdort-digests") as pool:  # hashing takes longer than reading
+        whole, tensors = pool.map(lambda of_tensors: file_digest(choice.path, tensors=of_tensors), (False, True))
+    return AdapterRecord(choice.path.name, choice.scale, whole, tensors, choice.text_scale)
 
 
 class RunningAdapters:
@@ -195,13 +196,17 @@ def switched(session: Session, changed: Sequence[str], changes: Changes) -> Iter
         ProviderError: the provider fails.
     """
     weights = session.weights
-    weights.restore([*(weights.changed if weights.adds else weights.changed.difference(changed))])
-    for name, values in _all_merged(session.component, weights, changed, changes):
-        if isinstance(values, tuple):
-            _check_magnitude(session.component, name, weights.replaceable[name], weights.add(name, values))
-        else:
-            weights.write(name, values)
-        yield name
+    before = weights.changed
+    # A weight that is written as a whole needs nothing of what it was.
+    restored = [*(name for name in changed if weights.adds and name in before), *sorted(before.difference(changed))]
+    with weights.restoring(restored) as wait:
+        for name, values in _all_merged(session.component, weights, changed, changes):
+            wait(name)
+            if isinstance(values, tuple):
+                _check_magnitude(session.component, name, weights.replaceable[name], weights.add(name, values))
+            else:
+                weights.write(name, values)
+            yield name
 
 
 def _all_merged(
