@@ -25,7 +25,7 @@ from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.latents.decode import Decoder, OnTile, Plan, choose, size_of
 from sdort.generation.latents.encode import Encoder, Posterior, pixels_of_images
 from sdort.generation.latents.graph_memory import decoder_memory
-from sdort.generation.latents.preview import BatchPreviews, Previewer
+from sdort.generation.latents.preview import BatchPreviews, Decode, Previewer
 from sdort.generation.latents.start_latents import Start
 from sdort.generation.memory_need import fits_beside, has_room
 from sdort.generation.pictures.images import Generated, to_image
@@ -147,6 +147,8 @@ class TextToImage:
         """How many times as large upscalers make an image, by their files."""
         self.previewer: Previewer | None = None
         """Shows previews of the next images."""
+        self.preview_decoders: dict[Path | None, Decode] = {}
+        """Decoders of previews that are open, by the folders of their small VAEs; None for the pipeline's usual one."""
         self.refiner: TextToImage | None = None
         """The pipeline that takes the last steps where a request asks for it, while it is open."""
         self.refined_by: PipelineFolder | None = None

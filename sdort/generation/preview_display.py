@@ -57,9 +57,11 @@ def previewing(
                 hint="Leave the previews out, or take --memory normal, or --safety off.",
             )
         vae = Path(wanted.preview_vae) if wanted.preview_vae else None
-        decode = make_decode(
-            models.folder, models.folder.latent_channels, vae, models.provider, replace(options, graph=False)
-        )
+        if vae not in models.preview_decoders:
+            models.preview_decoders[vae] = make_decode(
+                models.folder, models.folder.latent_channels, vae, models.provider, replace(options, graph=False)
+            )
+        decode = models.preview_decoders[vae]
 
         def show(preview: Preview) -> None:
             if judged:
@@ -72,6 +74,8 @@ def previewing(
             yield
         finally:
             models.previewer = None
+            if models.one_group:
+                models.preview_decoders.clear()
 
 
 def _unflagged(models: TextToImage, image: Array) -> Array:

@@ -71,6 +71,8 @@ class Drawing:
         self.heard = self.begun
         """The time when a client last asked for it."""
         self.listeners = 0
+        self.is_kept = False
+        """Whether its images are asked for when it is over."""
         self.unwanted = threading.Event()
         """Set when nobody waits for it any more; the worker looks."""
         self.images: list[Finished | None] = [None] * len(requests)
@@ -83,6 +85,12 @@ class Drawing:
         self._steps = [(0, 1)] * len(requests)
         self.has_begun = False
         """Whether any of its images is being drawn, or was."""
+
+    @property
+    def is_cold(self) -> bool:
+        """Whether its size has never been drawn, so that it may take minutes."""
+        first = self.requests[0]
+        return (first.height, first.width) not in self.model.warm
 
     @property
     def is_over(self) -> bool:

@@ -38,6 +38,8 @@ class ServedModel:
     def __init__(self, name: str, folder: PipelineFolder, sizes: Sequence[tuple[int, int]], any_size: bool) -> None:
         self.name, self.folder, self.any_size = name, folder, any_size
         self.sizes = list(dict.fromkeys(sizes)) or [folder.default_size]
+        self.warm: set[tuple[int, int]] = set(self.sizes)
+        """Sizes that it has drawn, or will have when it is ready: others compile first where a provider does."""
         self.safety = "replace" if SAFETY_CHECKER in folder.models else None
         """Fate of images that the safety checker flags: a client gets a black one."""
 

@@ -38,6 +38,8 @@ from sdort.serving.worker import Worker
 
 ABANDONED = 60.0
 """Seconds after which a drawing of the page is given up that no client asks for."""
+_LISTED = 5.0
+"""Seconds for which the list of adapters holds."""
 _LAST = 30.0
 """Seconds for the step that runs when the time of what waits is over."""
 
@@ -85,6 +87,8 @@ class Service:
         """Those that are under way, by their ids."""
         self.kept: dict[str, Drawing] = {}
         """Those that are over and whose images may be asked for, the oldest first."""
+        self._adapters: tuple[float, dict[str, Path]] = (-math.inf, {})
+        """The time when their folder was last looked at, and what it had."""
         self._tasks: set[asyncio.Future[None]] = set()
         self._planner = ThreadPoolExecutor(1, "sdort-plan")
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -119,9 +123,12 @@ class Service:
         folder = self.options.adapter_folder
         if folder is None:
             return {}
-        return {
-            path.relative_to(folder).with_suffix("").as_posix(): path for path in files_below(folder, (".safetensors",))
-        }
+        read, found = self._adapters
+        if time.monotonic() - read > _LISTED:
+            paths = files_below(folder, (".safetensors",))
+            found = {path.relative_to(folder).with_suffix("").as_posix(): path for path in paths}
+            self._adapters = time.monotonic(), found
+        return found
 
     def adapter(self, name: str) -> Path:
         """The file of an adapter.
@@ -198,6 +205,8 @@ class Service:
         if self.drawings.pop(drawing.id, None) and drawing.end:
             self.metrics.ended(drawing.end.name, drawing.seconds)
             log(drawing.end.name, drawing=drawing.id, seconds=drawing.seconds)
+            if drawing.is_kept:
+                self._keep(drawing)
 
     async def wait_for(self, drawing: Drawing) -> None:
         """Wait until a drawing is over, at the longest until its deadline."""
@@ -208,16 +217,20 @@ class Service:
 
     def follow(self, drawing: Drawing) -> None:
         """Keep the images of a drawing whose client asks for them later; one that nobody asks for is given up."""
-        task = asyncio.ensure_future(self._kept(drawing))
+        drawing.is_kept = True
+        task = asyncio.ensure_future(self._followed(drawing))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _kept(self, drawing: Drawing) -> None:
+    async def _followed(self, drawing: Drawing) -> None:
         def left() -> float:
             return math.inf if drawing.listeners else drawing.heard + ABANDONED - time.monotonic()
 
         await self._finished(drawing, left)
         self.cancel(drawing)
+
+    def _keep(self, drawing: Drawing) -> None:
+        """Keep a drawing that is over; the oldest go where there are too many."""
         drawing.forget()
         self.kept[drawing.id] = drawing
         sizes = [each.size for each in self.kept.values()]

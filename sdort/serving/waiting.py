@@ -110,7 +110,8 @@ class Waiting:
             return left
 
     def take(self) -> Batch | None:
-        """The next images: those of the oldest request, and of others that share its calls. Waits for them.
+        """The next images: those of the oldest request, one of a warm size if there is, and of others that share its
+        calls. Waits for them.
 
         Returns:
             None when the queue is closed and empty.
@@ -121,7 +122,8 @@ class Waiting:
                     if self._closed:
                         return None
                     self._changed.wait()
-                first = next(iter(self._left))
+                # Nobody whose size is warm waits behind one whose size is compiled first.
+                first = next((each for each in self._left if not each.is_cold), next(iter(self._left)))
                 pieces = self._alike(first)
                 rest = first.begun + self.wait - time.monotonic()
                 if rest <= 0 or len(pieces) == self._batches[-1] or self._closed:

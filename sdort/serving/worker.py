@@ -81,8 +81,9 @@ class Worker:
                 self._post(self._tell_positions)
                 self._draw(batch)
                 self.current = None
-        except Exception as error:  # told by whoever waits for the thread
+        except Exception as error:  # raised again by whoever waits for the thread
             self.failure = error
+            log("ended", level=logging.ERROR, error=error)
         finally:
             self._encoder.shutdown()
             for pipeline in self._open.values():
@@ -139,7 +140,9 @@ class Worker:
             return
         done, model = set[int](), batch.pieces[0].drawing.model
         try:
-            self._metrics.drawn(model.name, self._generated(self._pipeline(model), batch, done))
+            generation = self._generated(self._pipeline(model), batch, done)
+            self._metrics.drawn(model.name, generation)
+            model.warm.add((generation.height, generation.width))
         except CancelledError:
             return
         except Exception as error:  # whatever it is, the server goes on

@@ -49,7 +49,7 @@ def shown(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(preview_display, "preview_display", Display)
     monkeypatch.setattr(preview_display, "make_decode", lambda *of: state.made.append(of) or "decode")
     folder = SimpleNamespace(latent_channels=4)
-    state.models = SimpleNamespace(folder=folder, provider=CPU, previewer="before")
+    state.models = SimpleNamespace(folder=folder, provider=CPU, previewer="before", preview_decoders={}, one_group=None)
     return state
 
 

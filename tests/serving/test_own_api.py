@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support.adapter_files import make_lora
+from support.pipelines import export_family, trace_folder
 from support.serving import Running, data_url, pixels, png, running
 
 from sdort.serving import service as service_module
@@ -134,6 +136,11 @@ def test_other_sizes_are_drawn_where_that_is_allowed(pipeline: Path) -> None:
         assert served.events(drawing)[-1][0] == "done"
         assert pixels(served.client.get(f"/api/images/{drawing}/0.png").content).shape == (64, 128, 3)
         assert served.post("/api/images", prompt="a", width=4096, height=4096).status_code == 400
+        busy = served.draw(steps=60, num_images=4)
+        cold, warm = served.draw(width=64, height=128), served.draw(width=128, height=64)
+        assert served.events(cold)[-1][0] == "done"
+        ends = [served.service.kept[drawing] for drawing in (busy, warm, cold)]
+        assert ends == list(served.service.kept.values())[-3:]
 
 
 def test_a_drawing_is_cancelled_while_it_waits_and_while_it_is_drawn(served: Running) -> None:
@@ -177,3 +184,31 @@ def test_few_results_are_kept_and_the_oldest_go(pipeline: Path) -> None:
         states = [served.client.get(f"/api/images/{drawing}/0.png").status_code for drawing in drawings]
         assert states == [404, 200, 200]
         assert served.client.get(f"/api/images/{drawings[0]}/events").status_code == 404
+
+
+def test_adapters_are_asked_for_by_their_names(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+    made = export_family("sd1", tmp_path, trace_folder(request.config))
+    (tmp_path / "loras" / "styles").mkdir(parents=True)
+    make_lora(made.checkpoint, tmp_path / "loras" / "styles" / "ink.safetensors", 1)
+    (tmp_path / "secret.safetensors").write_bytes(b"no adapter")
+    with running(made.out, adapter_folder=tmp_path / "loras") as served:
+        assert served.client.get("/api/info").json()["adapters"] == ["styles/ink"]
+        plain, _ = drawn_by(served, seed=1)
+        inked, content = drawn_by(served, seed=1, adapters=[{"name": "styles/ink", "weight": 0.75}])
+        tagged, _ = drawn_by(served, seed=1, prompt="a <lora:ink:0.75>")
+        assert abs(inked - plain).max() > 1
+        assert abs(tagged - plain).max() > 1
+        np.testing.assert_array_equal(drawn_by(served, seed=1)[0], plain)
+        told = served.client.post("/api/settings", content=content).json()
+        assert told["adapters"] == [{"name": "styles/ink", "weight": 0.75}]
+        for name in ("ink", "../secret", str(tmp_path / "secret"), "styles/ink.safetensors"):
+            answer = served.post("/api/images", prompt="a", adapters=[{"name": name}])
+            assert (answer.status_code, answer.json()["error"]["field"]) == (400, "adapters")
+        assert served.post("/api/images", prompt="a <lora:../secret:1>").status_code == 400
+
+
+def drawn_by(served: Running, **body: Any) -> tuple[Any, bytes]:
+    drawing = served.draw(**body)
+    assert served.events(drawing)[-1][0] == "done"
+    content = served.client.get(f"/api/images/{drawing}/0.png").content
+    return pixels(content), content

@@ -54,7 +54,9 @@ def running(*pipelines: Any, ready: bool = True, **options: Any) -> Iterator[Run
         thread.start()
         try:
             found = Running(server, sockets[0].getsockname()[1])
-            assert not ready or found.service.worker.is_ready.wait(60)
+            worker = found.service.worker
+            while ready and not worker.is_ready.wait(0.05):
+                assert thread.is_alive(), worker.failure
             with found.client:
                 yield found
         finally:
