@@ -17,6 +17,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from click import Context
 
 import sdort
 from sdort.errors import UsageError
@@ -145,3 +146,19 @@ def test_a_broken_pipeline_ends_the_command(pipeline: Path, tmp_path: Path) -> N
 def test_two_pipelines_of_one_name_are_refused(pipeline: Path) -> None:
     with pytest.raises(UsageError, match="two pipelines are called tiny"):
         sdort.serve([pipeline, f"tiny={pipeline}"], port=0, provider="cpu")
+
+
+def test_the_recipes_of_services_have_options_that_there_are() -> None:
+    from sdort.cli import cli
+    from sdort.cli.serve import command as serve
+
+    assert cli.get_command(Context(cli), "serve") is serve
+    recipes = Path(__file__).parents[2] / "docs" / "recipes"
+    texts = [(recipes / name).read_text() for name in ("image-server.service", "Containerfile", "lemonade-sdort.json")]
+    parsed = json.loads(texts[2])
+    assert {"recipe", "health_probe", "platforms"} <= parsed.keys()
+    used = {word for text in texts for word in re.findall(r'(?<=[ "])--[a-z-]+', text.partition("serve")[2])}
+    known = {flag for option in serve.params for flag in option.opts}
+    others = {"--gpus", "--device", "--create-home", "--uid", "--start-period", "--no-cache-dir"}
+    assert {"--host", "--port", "--provider", "--api-keys"} <= used
+    assert used - others <= known
