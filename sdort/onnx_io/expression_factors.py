@@ -118,7 +118,7 @@ def _matrices(product: _Product) -> Factors:
     sides = min(ways, key=lambda way: _copies(product, axes, way))
     product = _arranged(product, axes, sides)
     left, right = (part.reshape(product.rank, -1) for part in (product.parts[sides[0]], product.parts[1 - sides[0]]))
-    return np.ascontiguousarray(left.T), right
+    return np.ascontiguousarray(left.T), np.ascontiguousarray(right)  # here, where other threads do so too
 
 
 def _copies(product: _Product, axes: Iterable[int], sides: Iterable[int]) -> int:
