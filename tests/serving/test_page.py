@@ -16,7 +16,7 @@ import pytest
 from PIL import Image
 from playwright.sync_api import expect
 from support.browser import WatchedPage, watched
-from support.serving import Running, running
+from support.serving import Running, png, running
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page, Request, Route
@@ -141,23 +141,20 @@ def test_a_prompt_becomes_a_picture_that_can_be_saved(page: Page, server: Runnin
     assert shown.evaluate("image => [image.naturalWidth, image.alt]") == [64, f"{PROMPT}, seed 7"]
 
 
-def test_previews_and_steps_are_shown(page: Page) -> None:
+def test_a_running_request_is_shown_and_cancelled(page: Page) -> None:
+    requests = posts(page)
     draw(page, steps=LONG)
     at_work(page)
     page.locator("#frame img[src^='data:image/jpeg']").wait_for()
     assert 0 < page.locator("#progress-bar").evaluate("bar => bar.value / bar.max") < 1
     assert re.fullmatch(rf"\d+/{LONG} · sdort", page.title())
     assert page.inner_text("#live") == "Drawing"  # not every step is read aloud
-    page.click("#cancel")
-    idle(page)
-
-
-def test_cancel_ends_the_request_and_another_can_be_drawn(page: Page) -> None:
-    draw(page, steps=LONG)
-    at_work(page)
+    page.keyboard.press("Control+Enter")
+    expect(page.locator("#live")).to_have_text("Already drawing.")
     with page.expect_request(lambda request: request.method == "DELETE"):
         page.click("#cancel")
     idle(page)
+    assert len(requests) == 1
     assert page.locator("#empty").is_visible()
     assert page.inner_text("#live") == "Cancelled"
     assert page.evaluate("document.activeElement.id") == "draw"  # Cancel, which had the focus, is gone
@@ -165,25 +162,14 @@ def test_cancel_ends_the_request_and_another_can_be_drawn(page: Page) -> None:
     drawn(page)
 
 
-def test_one_tab_draws_one_request_at_a_time(page: Page) -> None:
-    requests = posts(page)
-    draw(page, steps=LONG)
-    at_work(page)
-    page.keyboard.press("Control+Enter")
-    expect(page.locator("#live")).to_have_text("Already drawing.")
-    page.click("#cancel")
-    idle(page)
-    assert len(requests) == 1
-
-
 def test_a_reload_comes_back_to_the_form_and_the_running_request(page: Page) -> None:
     requests = posts(page)
     page.fill("#negative_prompt", "green")
     seed = 2**63 - 1  # more than a number of JavaScript holds
-    assert draw(page, steps=300, seed=seed)["seed"] == seed
-    page.get_by_text(re.compile(r"Step \d+ of 300")).wait_for()
+    assert draw(page, steps=200, seed=seed)["seed"] == seed
+    page.get_by_text(re.compile(r"Step \d+ of 200")).wait_for()
     page.reload()
-    page.get_by_text(re.compile(r"Step \d+ of 300")).wait_for()
+    page.get_by_text(re.compile(r"Step \d+ of 200")).wait_for()
     assert page.input_value("#negative_prompt") == "green"
     drawn(page)
     assert len(requests) == 1
@@ -207,6 +193,10 @@ def test_two_tabs_draw_each_its_own(browser: Browser, server: Running) -> None:
         assert other.inner_text("#caption-prompt") == "two"
         assert one.input_value("#prompt") == "one"
         one.get_by_role("button", name="two, seed").wait_for()  # the history is of both
+        with one.expect_popup() as popup:
+            one.evaluate("void open(location.href)")  # has a copy of the tab's storage
+        ready(popup.value)
+        assert popup.value.input_value("#prompt") == ""
     context.close()
 
 
@@ -218,7 +208,7 @@ def test_a_server_that_is_away_is_told_and_found_again(browser: Browser, pipelin
         at_work(page)
     page.get_by_text("The server does not answer. Trying again").wait_for()
     with running(pipeline, port=server.port, drain=0.0):
-        page.get_by_text("The server was started anew and does not know this request any more.").wait_for()
+        page.get_by_text("The server does not know this request any more").wait_for()
         ready(page)
         draw(page)
         drawn(page)
@@ -271,17 +261,12 @@ def test_numbers_that_are_none_are_told_before_anything_is_sent(page: Page) -> N
     assert requests == []
 
 
-def test_a_full_queue_is_asked_again_when_it_says_so(page: Page) -> None:
+def test_a_full_queue_is_asked_again_and_a_failure_is_told(page: Page) -> None:
+    events = 'event: failed\r\ndata: {"message": "The GPU has no memory left."}\r\n\r\n'
+    page.route("**/events", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
     answer(page, 429, {"message": "the queue is full"}, {"Retry-After": "1"})
     draw(page)
     page.get_by_text("The queue is full. Asking again in 1 s").wait_for()
-    drawn(page)
-
-
-def test_a_failure_is_told_in_the_servers_words(page: Page) -> None:
-    events = 'event: failed\r\ndata: {"message": "The GPU has no memory left."}\r\n\r\n'
-    page.route("**/events", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
-    draw(page)
     page.get_by_role("alert").get_by_text("The GPU has no memory left.").wait_for()
     idle(page)
 
@@ -381,8 +366,9 @@ def test_settings_that_this_server_cannot_draw_are_told(browser: Browser, server
         settings = {"model": "gone", "width": 72, "height": 72, "adapters": [{"name": "unknown", "weight": 1}]}
         found.page.route("**/api/settings", lambda route: route.fulfill(json=settings))
         found.page.select_option("#model", "small")
-        drop(found.page, "body", b"any bytes", "old.png")
+        drop(found.page, "body", b"any bytes", "pasted.png", "paste")
         for sentence in (
+            "The settings of pasted.png are in the form.",
             "This server has no model gone.",
             "72 \u00d7 72 is not among the sizes of this server.",
             "This server has no adapter unknown.",
@@ -392,7 +378,7 @@ def test_settings_that_this_server_cannot_draw_are_told(browser: Browser, server
 
 
 def test_a_picture_without_settings_can_be_what_is_started_from(page: Page) -> None:
-    drop(page, "body", file_of(Image.new("RGB", (32, 32), (0, 128, 0))), "photo.png")
+    page.set_input_files("#settings-file", {"name": "photo.png", "mimeType": "image/png", "buffer": png((0, 128, 0))})
     page.get_by_role("alert").get_by_text("the image says nothing of how it was drawn").wait_for()
     page.get_by_role("button", name="Start from it").click()
     page.locator("#start-view canvas").first.wait_for()
@@ -403,23 +389,19 @@ def test_a_picture_without_settings_can_be_what_is_started_from(page: Page) -> N
     drawn(page)
 
 
-def file_of(image: Image.Image) -> bytes:
-    with io.BytesIO() as file:
-        image.save(file, "PNG")
-        return file.getvalue()
-
-
-def drop(page: Page, selector: str, content: bytes, name: str, kind: str = "image/png") -> None:
+def drop(page: Page, selector: str, content: bytes, name: str, event: str = "drop") -> None:
+    """Drops or pastes a file."""
     page.evaluate(
-        """([selector, content, name, type]) => {
+        """([selector, content, name, event]) => {
           const bytes = Uint8Array.from(atob(content), letter => letter.charCodeAt(0));
           const dataTransfer = new DataTransfer();
-          dataTransfer.items.add(new File([bytes], name, {type}));
+          dataTransfer.items.add(new File([bytes], name, {type: 'image/png'}));
           const target = document.querySelector(selector);
-          for (const event of ['dragenter', 'dragover', 'drop'])
-            target.dispatchEvent(new DragEvent(event, {dataTransfer, bubbles: true, cancelable: true}));
+          const init = {bubbles: true, cancelable: true, dataTransfer, clipboardData: dataTransfer};
+          for (const name of event === 'drop' ? ['dragenter', 'dragover', 'drop'] : [event])
+            target.dispatchEvent(new (event === 'drop' ? DragEvent : ClipboardEvent)(name, init));
         }""",
-        [selector, base64.b64encode(content).decode(), name, kind],
+        [selector, base64.b64encode(content).decode(), name, event],
     )
 
 
@@ -428,7 +410,9 @@ def mask_page(page: Page) -> Page:
     """The page with an image to start from, twice as wide as high: its left half is red, its right half blue."""
     image = Image.new("RGB", (256, 128), (255, 0, 0))
     image.paste((0, 0, 255), (128, 0, 256, 128))
-    drop(page, "#start", file_of(image), "photo.png")
+    with io.BytesIO() as file:
+        image.save(file, "PNG")
+        drop(page, "#start", file.getvalue(), "photo.png")
     page.click("#edit-mask")
     page.fill("#brush-size", "20")  # of the shorter side: a radius of 6.4 of the picture's 64 pixels
     return page
@@ -632,7 +616,7 @@ def test_it_can_be_read_everywhere(browser: Browser, server: Running, width: int
         page.locator("#history img").first.wait_for()
         page.get_by_text("Parameters").click()
         assert found.view().problems == []
-        drop(page, "#start", file_of(Image.new("RGB", (64, 64), (0, 128, 0))), "photo.png")
+        drop(page, "#start", png((0, 128, 0)), "photo.png")
         page.locator("#start-view canvas").first.wait_for()
         page.select_option("#adapter", "detail")
         answer(page, 400, {"message": f"It is wrong: {long}", "field": "steps"})
