@@ -193,6 +193,8 @@ def test_two_tabs_draw_each_its_own(browser: Browser, server: Running) -> None:
         assert other.inner_text("#caption-prompt") == "two"
         assert one.input_value("#prompt") == "one"
         one.get_by_role("button", name="two, seed").wait_for()  # the history is of both
+        one.reload()
+        ready(one)
         with one.expect_popup() as popup:
             one.evaluate("void open(location.href)")  # has a copy of the tab's storage
         ready(popup.value)
@@ -210,6 +212,7 @@ def test_a_server_that_is_away_is_told_and_found_again(browser: Browser, pipelin
     with running(pipeline, port=server.port, drain=0.0):
         page.get_by_text("The server does not know this request any more").wait_for()
         ready(page)
+        expect(page.locator("#steps")).to_have_attribute("max", "100")  # the new server's
         draw(page)
         drawn(page)
     page.keyboard.press("Control+Enter")
