@@ -99,6 +99,32 @@ def test_what_a_prompt_decides_is_computed_once(tiny: Tiny, monkeypatch: pytest.
     assert len(runs) == 2
 
 
+def test_a_call_like_the_one_before_takes_nothing_from_it(unet: GraphUNet, tiny: Tiny) -> None:
+    """Of the same sizes and types, but of another layout, place, timestep or mode, or with changed values."""
+    sample, context = latents(), prompts(seed=1)
+    timesteps = torch.tensor([7.0, 300.0, 900.0])
+    assert_same(unet, tiny.pipeline.unet, sample, 5, context)
+    assert_same(unet, tiny.pipeline.unet, sample.transpose(2, 3), 5, context)
+    assert_same(unet, tiny.pipeline.unet, torch._neg_view(sample), 5, context)
+    assert_same(unet, tiny.pipeline.unet, sample[:1].expand(2, -1, -1, -1), 5, context)
+    for timestep in (6, 6.5, timesteps[1], timesteps[2], timesteps[1:2], timesteps[1].expand(2), torch.tensor([7, 7])):
+        assert_same(unet, tiny.pipeline.unet, sample, timestep, context)
+    timesteps[1] = 40  # in place, where it was read before
+    assert_same(unet, tiny.pipeline.unet, sample, timesteps[1], context)
+    sample.numpy()[0] *= 2  # which torch does not count
+    context.numpy()[1] *= 2
+    assert_same(unet, tiny.pipeline.unet, sample, timesteps[1], context)
+    expected = unet(sample, 5, context).sample
+    for mode in (torch.enable_grad, torch.inference_mode, lambda: torch.autocast("cpu", torch.bfloat16), torch.no_grad):
+        with mode():
+            made = unet(sample, 5, context).sample
+            assert not made.requires_grad
+            assert not made.is_inference()
+            torch.testing.assert_close(made, expected, atol=0, rtol=0)
+    for seed in range(8):  # torch gives memory that is free to the next tensor of its size
+        assert_same(unet, tiny.pipeline.unet, latents(), 5, prompts(seed=seed))
+
+
 def test_outputs_are_memory_of_their_own(unet: GraphUNet) -> None:
     first = unet(latents(), 5, prompts()).sample
     kept = first.clone()

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from support.tiny_pipeline import Tiny
 
+from sdort.integrations.torch import TensorSession, load_unet
 from sdort.integrations.torch.torch_place import StreamOrder, TorchPlace
 
 
@@ -187,6 +190,27 @@ def test_the_host_looks_for_the_stream_once(gpu: Gpu, order: StreamOrder, monkey
             order.begin()
             order.end()
     assert asked == [first, other, first]
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_a_unet_called_from_two_streams_gives_diffusers_numbers(gpu: Gpu, tiny: Tiny, graph: bool) -> None:
+    """With inputs and outputs at addresses of its own too, as a graph of the device has them; on the CPU's memory."""
+    own = load_unet(tiny.onnx, provider="cpu")
+    session = own.session.session
+    session.options = replace(session.options, graph=graph)
+    unet = TensorSession(session, TorchPlace(torch.device("cpu"), gpu.session))
+    streams, kept = [gpu.current, Stream(gpu)], []
+    with torch.no_grad():
+        for call in range(12):
+            size, prompt, timestep = 16 + 8 * (call % 5 == 4), call // 4, torch.tensor(100.0 * (call % 3))
+            sample = torch.randn(2, 4, size, size, generator=torch.Generator().manual_seed(call))
+            context = torch.randn(2, 77, 32, generator=torch.Generator().manual_seed(prompt))
+            with gpu.on(streams[call % 2]):
+                feeds = {"sample": sample, "timestep": timestep, "encoder_hidden_states": context}
+                (made,) = unet.run(feeds).values()
+            kept.append((made, tiny.pipeline.unet(sample, timestep, context).sample))
+    for made, expected in kept:  # whose memory no later call has written to
+        torch.testing.assert_close(made, expected, atol=1e-4, rtol=0)
 
 
 def test_nothing_is_ordered_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
