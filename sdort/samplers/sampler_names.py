@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sdort.errors import SdortError
-from sdort.samplers.scheduler_names import NOISE_LEVELS, SAMPLERS, find_scheduler
+from sdort.samplers.scheduler_names import NOISE_LEVELS, SAMPLERS, find_scheduler, leveled_names
 
 A1111_NAMES = {
     "ddim": "DDIM",
@@ -55,6 +55,16 @@ def a1111_sampler(class_name: str, asked: str | None) -> dict[str, str]:
             if _settings(f"{short}-{levels}") == wanted:
                 return {"Sampler": name, "Schedule type": A1111_TYPES[levels]}
     return {"Sampler": class_name}
+
+
+def short_sampler(name: str) -> str:
+    """The short name of a sampler, such as ``dpm++-2m-karras``; the first one of a class that says nothing more. A name
+    that is none stays."""
+    wanted = _settings(name)
+    if wanted is None:
+        return name
+    found = (short for short in (*SAMPLERS, *leveled_names()) if _settings(short) == wanted)
+    return next(found, next((short for short, each in SAMPLERS.items() if (each.class_name, {}) == wanted), name))
 
 
 def _settings(name: str) -> tuple[str, dict[str, object]] | None:

@@ -106,7 +106,7 @@ def _models(places: Sequence[str | Path], options: ServeOptions, runtime: Runtim
         if name in found:
             raise UsageError(f"two pipelines are called {name}", hint=f"Give one another name: OTHER={place}")
         folder = open_folder(pipeline_folder(place, runtime))
-        found[name] = ServedModel(name, folder, options.sizes, options.any_size)
+        found[name] = ServedModel(name, folder, options.sizes, options.any_size, options.adapter_folder)
     return list(found.values())
 
 

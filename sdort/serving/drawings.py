@@ -123,7 +123,8 @@ class Drawing:
         """Put an event in the place of the last one of its name and image."""
         if self.is_over:
             return
-        if name == "queued" and self.has_begun:
+        known = self._events.get((name, index))
+        if name == "queued" and (self.has_begun or (known and known[1].data == data)):
             return
         if name in ("step", "image", *ENDS):
             self.has_begun = True
@@ -209,5 +210,5 @@ class Drawing:
             if changed is self._changed:
                 try:
                     await asyncio.wait_for(changed.wait(), HEARTBEAT)
-                except TimeoutError:
+                except asyncio.TimeoutError:
                     yield None

@@ -17,6 +17,7 @@ from sdort.errors import SdortError
 from sdort.generation.files.from_image import GIVEN_AGAIN, DrawnWith, image_options
 from sdort.generation.files.image_texts import texts_in
 from sdort.machine.version import __version__
+from sdort.samplers.sampler_names import short_sampler
 from sdort.samplers.scheduler_names import SAMPLERS, leveled_names
 from sdort.serving.bodies import Body
 from sdort.serving.drawings import Drawing, Event
@@ -158,8 +159,11 @@ def _settings(service: Service, content: bytes) -> dict[str, Any]:
         found = image_options(place, texts_in(content, place), dict.fromkeys(GIVEN_AGAIN))
     except SdortError as error:
         raise of_error(error, 422) from error
-    names = {"guidance_scale": "guidance", "scheduler": "scheduler"}
-    fields = {names.get(name, name): value for name, value in found.options.items() if name in _TAKEN}
+    fields = {name: value for name, value in found.options.items() if name in _TAKEN}
+    if "guidance_scale" in fields:
+        fields["guidance"] = fields.pop("guidance_scale")
+    if "scheduler" in fields:
+        fields["scheduler"] = short_sampler(fields["scheduler"])
     adapters = list(_adapters(service, found))
     return {**fields, "num_images": 1, **({"adapters": adapters} if adapters else {})}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from sdort.errors import SdortError
@@ -33,6 +34,20 @@ def error_body(error: Refused) -> dict[str, Any]:
     return {"error": {"message": error.message, **named, "type": kind, "code": error.status}, "detail": error.message}
 
 
-def of_error(error: SdortError, status: int = 400, field: str | None = None) -> Refused:
-    """An error of sdort's, whose sentence the client gets."""
-    return Refused(f"{error.message}. {error.hint}" if error.hint else error.message, status, field)
+def words_of(error: SdortError, places: Mapping[str, str]) -> str:
+    """The sentence and the hint of an error.
+
+    Args:
+        places: paths of the server -> the words that a client gets in their place.
+    """
+    text = f"{error.message}. {error.hint}" if error.hint else error.message
+    for path, words in places.items():
+        text = text.replace(f"{path}/", "").replace(path, words)
+    return text
+
+
+def of_error(
+    error: SdortError, status: int = 400, field: str | None = None, places: Mapping[str, str] | None = None
+) -> Refused:
+    """An error of sdort's, whose words the client gets, by :func:`words_of`."""
+    return Refused(words_of(error, places or {}), status, field)

@@ -15,7 +15,7 @@ from sdort.generation.requests.request import Request
 from sdort.generation.requests.tokenizers import load_tokenizers
 from sdort.options.number_ranges import size_words
 from sdort.pipelines.folder import PipelineFolder
-from sdort.samplers.scheduler_names import SAMPLERS
+from sdort.samplers.sampler_names import short_sampler
 
 _NAMED = re.compile(r"([A-Za-z0-9][A-Za-z0-9._+-]{0,99})=(.+)", re.DOTALL)
 
@@ -33,11 +33,21 @@ class ServedModel:
     Args:
         sizes: heights and widths that it is warmed up for; its own if empty.
         any_size: whether it draws others too.
+        adapters: the folder of adapters.
     """
 
-    def __init__(self, name: str, folder: PipelineFolder, sizes: Sequence[tuple[int, int]], any_size: bool) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: PipelineFolder,
+        sizes: Sequence[tuple[int, int]],
+        any_size: bool,
+        adapters: Path | None = None,
+    ) -> None:
         self.name, self.folder, self.any_size = name, folder, any_size
         self.sizes = list(dict.fromkeys(sizes)) or [folder.default_size]
+        self.places = {str(folder.path): name, **({str(adapters): "the folder of adapters"} if adapters else {})}
+        """Paths that clients are not told -> the words in their place."""
         self.warm: set[tuple[int, int]] = set(self.sizes)
         """Sizes that it has drawn, or will have when it is ready: others compile first where a provider does."""
         self.safety = "replace" if SAFETY_CHECKER in folder.models else None
@@ -56,15 +66,9 @@ class ServedModel:
         return {
             "steps": usual.steps,
             "guidance": usual.guidance_scale,
-            "scheduler": usual.scheduler or self._own_sampler,
+            "scheduler": short_sampler(usual.scheduler or self.folder.scheduler_class),
             "size": [width, height],
         }
-
-    @property
-    def _own_sampler(self) -> str:
-        """The short name of the pipeline's own sampler, else its class."""
-        own = self.folder.scheduler_class
-        return next((name for name, each in SAMPLERS.items() if each.class_name == own), own)
 
     def check_size(self, height: int, width: int) -> None:
         """Refuse a size for which nothing is compiled.

@@ -26,6 +26,7 @@ from sdort.generation.resumed_prompts import alone
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.memory import device_reader
 from sdort.runtime.probe import choose_provider
+from sdort.samplers.scheduler_names import find_scheduler
 from sdort.serving.drawings import Drawing
 from sdort.serving.logs import log
 from sdort.serving.metrics import Metrics
@@ -242,7 +243,7 @@ class Service:
         while not drawing.is_over:
             left = min(drawing.deadline - time.monotonic(), patience())
             if left > 0:
-                with suppress(TimeoutError):
+                with suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(drawing.finished(), min(left, ABANDONED))
             elif time.monotonic() >= drawing.deadline:
                 drawing.fail(f"it took longer than {self.options.timeout:g} seconds", 504)
@@ -265,6 +266,11 @@ class Service:
         model = self.model(wanted.model)
         options = dict(wanted.options)
         self._check_limits(wanted.prompt, options)
+        if options.get("scheduler"):
+            try:
+                find_scheduler(options["scheduler"])
+            except SdortError as error:
+                raise of_error(error, field="scheduler") from error
         options |= self._pictures(wanted)
         height, width = self._size(model, options)
         options |= {"height": height, "width": width, "images_at_once": self.options.images_at_once}
@@ -278,7 +284,7 @@ class Service:
                 raise Refused(f"steps: at most {self.options.max_steps} are drawn here", field="steps")
             check_job(model.folder, job, None)
         except SdortError as error:
-            raise of_error(error) from error
+            raise of_error(error, places=model.places) from error
         requests = [alone(request, index) for request in job.requests for index in range(request.num_images)]
         keys = [self._key(model, request) for request in requests]
         return Drawing(model, job, requests, keys, previews=wanted.previews, patience=self.options.timeout)

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from sdort.generation.requests.request import Request
 from sdort.serving.drawings import Drawing
 
 
@@ -21,6 +22,8 @@ class Piece(NamedTuple):
     drawing: Drawing
     number: int
     """Among the images of the drawing."""
+    request: Request
+    """Of this image alone; the drawing forgets its requests when it is over."""
 
 
 @dataclass(eq=False)
@@ -134,7 +137,7 @@ class Waiting:
         """As many images as share calls with the first of ``first``."""
         key = first.keys[self._left[first][0]]
         every = (
-            Piece(drawing, index)
+            Piece(drawing, index, drawing.requests[index])
             for drawing, indices in self._left.items()
             for index in indices
             if drawing.keys[index] == key
@@ -143,7 +146,7 @@ class Waiting:
         return found[: max(size for size in self._batches if size <= len(found))]
 
     def _taken(self, pieces: list[Piece]) -> Batch:
-        for drawing, index in pieces:
+        for drawing, index, _ in pieces:
             self._left[drawing].remove(index)
             if not self._left[drawing]:
                 del self._left[drawing]

@@ -21,11 +21,14 @@ from sdort.generation.memory_need import refuse_generation
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.typed_options import PreviewOptions
 from sdort.generation.result import Generation, Image
+from sdort.providers import LOW
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.serving.drawings import Drawing, Finished
 from sdort.serving.logs import log
 from sdort.serving.metrics import Metrics
+from sdort.serving.pictures import preview_url
+from sdort.serving.refusals import words_of
 from sdort.serving.served_model import ServedModel
 from sdort.serving.waiting import Batch, Piece, Waiting
 
@@ -156,17 +159,17 @@ class Worker:
             if not isinstance(error, _OWN) and (broken := self._open.pop(model.name, None)):
                 broken.close()  # its sessions may be in any state: they are opened anew
             for piece in left:
-                self._post(piece.drawing.fail, *_words(error))
+                self._post(piece.drawing.fail, *_told(error, model))
 
     def _generated(self, pipeline: Pipeline, batch: Batch, done: set[int]) -> Generation:
         pieces = batch.pieces
-        for piece in pieces:
-            self._post(piece.drawing.step, piece.number, 0, piece.drawing.requests[piece.number].steps)
+        for drawing, number, request in pieces:
+            self._post(drawing.step, number, 0, request.steps)
 
         def moved(amount: float, total: float) -> None:
             batch.look()
-            for drawing, index in pieces:
-                self._post(drawing.step, index, int(amount / len(pieces)), int(total / len(pieces)))
+            for drawing, number, _ in pieces:
+                self._post(drawing.step, number, int(amount / len(pieces)), int(total / len(pieces)))
 
         def take(number: int, image: Image | None) -> None:
             done.add(number)
@@ -177,14 +180,14 @@ class Worker:
 
         first = pieces[0].drawing
         previews = PreviewOptions()
-        if any(piece.drawing.previews for piece in pieces):
-            steps = first.requests[0].steps
+        if any(piece.drawing.previews for piece in pieces) and self._runtime.memory != LOW:
+            steps = pieces[0].request.steps
             previews = PreviewOptions(
                 on_preview=partial(self._previewed, pieces), preview_every=max(1, -(-steps // _PREVIEWS))
             )
         job = replace(
             first.job,
-            requests=[drawing.requests[index] for drawing, index in pieces],
+            requests=[piece.request for piece in pieces],
             on_progress=moved,
             cancel=batch.cancel,
             previews=previews,
@@ -192,14 +195,12 @@ class Worker:
         return pipeline.generate_job(job, (), take)
 
     def _previewed(self, pieces: Sequence[Piece], preview: Preview) -> None:
-        for (drawing, index), pixels in zip(pieces, preview.images, strict=True):
+        for (drawing, number, _), pixels in zip(pieces, preview.images, strict=True):
             if drawing.previews:
-                self._encoder.submit(self._show, drawing, index, pixels)
+                self._encoder.submit(self._show, drawing, number, pixels)
 
-    def _show(self, drawing: Drawing, index: int, pixels: Any) -> None:
-        from sdort.serving.pictures import preview_url
-
-        self._post(drawing.preview, index, preview_url(pixels))
+    def _show(self, drawing: Drawing, number: int, pixels: Any) -> None:
+        self._post(drawing.preview, number, preview_url(pixels))
 
     def _finish(self, piece: Piece, image: Image) -> None:
         try:
@@ -207,14 +208,13 @@ class Worker:
                 image.save(file)
                 found = Finished(file.getvalue(), image.seed, parameters_text(image.record, image.seed))
         except SdortError as error:
-            self._post(piece.drawing.fail, *_words(error))
+            self._post(piece.drawing.fail, *_told(error, piece.drawing.model))
         else:
             self._post(piece.drawing.finish, piece.number, found)
 
 
-def _words(error: Exception) -> tuple[str, int]:
+def _told(error: Exception, model: ServedModel) -> tuple[str, int]:
     """The words for a client of an error, and HTTP's status."""
     if isinstance(error, SdortError):
-        status = 400 if isinstance(error, UsageError) else 500
-        return (f"{error.message}. {error.hint}" if error.hint else error.message), status
+        return words_of(error, model.places), 400 if isinstance(error, UsageError) else 500
     return "the image could not be drawn: the server's log says why", 500

@@ -307,3 +307,22 @@ def test_a_large_image_to_begin_with_is_taken_within_bounds(served: Running) -> 
     drawing = served.draw(init_image=data_url(png(size=(1024, 1024))))
     assert served.events(drawing)[-1][0] == "done"
     assert served.service.kept[drawing].requests == []
+
+
+def test_who_does_not_read_an_answer_is_sent_away(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the answer does not fit into the buffers of the connection."""
+    monkeypatch.setattr(connection, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(connection, "HEAD_SECONDS", 0.1)
+    monkeypatch.setattr(served.service.metrics, "text", lambda: b"#" * 50_000_000)
+    ended = threading.Event()
+    own = connection.Connection.connection_lost
+
+    def lost(self: Any, error: Any) -> None:
+        own(self, error)
+        ended.set()
+
+    monkeypatch.setattr(connection.Connection, "connection_lost", lost)
+    with socket.create_connection(("127.0.0.1", served.port)) as client:
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert ended.wait(10)
+    assert is_well(served)
