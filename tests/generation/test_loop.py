@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import inspect
 import json
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -419,6 +421,21 @@ def test_channels_beside_the_latents_are_those_of_each_image(copies: int, n: str
     loop = Loop(open_session(path, "unet", CPU, RuntimeOptions("cpu")))
     latents, _ = loop.denoise(**fixed(given), on_step=lambda _: None, extra=extra)
     np.testing.assert_allclose(latents, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
+
+
+def test_the_last_step_ends_when_its_latents_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A device may take its call and return at once: what is waited for after the calls is of the steps too."""
+    result = loop_module.StepAccumulator.result
+
+    def slow(accumulator: loop_module.StepAccumulator) -> Array:
+        clock.now += 7
+        return result(accumulator)
+
+    clock = SimpleNamespace(now=0.0)
+    monkeypatch.setattr(loop_module.StepAccumulator, "result", slow)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock.now)
+    _, seconds = Loop(unet(tmp_path)).denoise(**fixed(draw(1, 1)), on_step=lambda _: None)
+    assert seconds == [*[0.0] * (len(seconds) - 1), 7.0]
 
 
 def test_a_static_batch_has_to_divide_the_samples(tmp_path: Path) -> None:

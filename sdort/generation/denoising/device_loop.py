@@ -182,8 +182,10 @@ class Loop:
             on_step(batch.images)
             if previews and previews.is_due(step):
                 previews.show(step, buffers.sample.read(), buffers.output.read())
+        started = time.perf_counter()
         accumulator.prepare(recurrence.steps)
         latents = accumulator.result()
+        seconds[-1] += time.perf_counter() - started  # a device may not be done with the step before
         self._last = accumulator if accumulator.nbytes <= KEPT_ROW_BYTES else None
         return latents, seconds
 
