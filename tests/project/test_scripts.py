@@ -52,6 +52,7 @@ ELSEWHERE = {
     "measure_gpu.sh": "benchmark/test_measure_gpu.py",
     "ops_benchmark.py": "operator_library/test_ops_benchmark.py",
     "option_keywords.py": "project/test_option_page.py",
+    "serve_benchmark.py": "serving/test_operation.py",
     "torch_operators_benchmark.py": "benchmark/test_torch_operators_benchmark.py",
     "trust.py": "project/test_trust.py",
 }

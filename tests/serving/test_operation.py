@@ -57,9 +57,10 @@ class Command:
 
     def ended(self) -> tuple[int, str]:
         """The exit code, and what stands on stdout."""
-        out, _ = self.process.communicate(timeout=30)
+        code = self.process.wait(30)
         self.reader.join()
-        return self.process.returncode, out
+        assert self.process.stdout
+        return code, self.process.stdout.read()
 
 
 @contextmanager
@@ -162,3 +163,17 @@ def test_the_recipes_of_services_have_options_that_there_are() -> None:
     others = {"--gpus", "--device", "--create-home", "--uid", "--start-period", "--no-cache-dir"}
     assert {"--host", "--port", "--provider", "--api-keys"} <= used
     assert used - others <= known
+
+
+def test_the_benchmark_of_the_server(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    import serve_benchmark
+
+    words = [str(pipeline), "--provider", "cpu", "--steps", "1", "--images", "2", "--rounds", "1", "--clients", "2"]
+    monkeypatch.setattr(sys, "argv", ["serve_benchmark.py", *words])
+    monkeypatch.setattr(serve_benchmark, "OPEN", "print(1_000_000)")
+    assert serve_benchmark.main() == 0
+    out = capfd.readouterr().out
+    assert re.search(r"^opening [\d.]+ s, 1 MB; ready [\d.]+ s, \d+ MB$", out, re.MULTILINE)
+    assert re.search(r"^batch [\d.]+ images/s, serve [\d.]+ images/s, ratio [\d.]+ \(medians of 1 rounds\)$", out, re.M)
