@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +28,16 @@ PROMPT = "a secret lighthouse, <lora:nothing:1>"
 class Command:
     """``sdort serve`` in a process of its own, with the lines of its log."""
 
-    def __init__(self, process: subprocess.Popen[str]) -> None:
+    def __init__(self, process: subprocess.Popen[str], stack: ExitStack) -> None:
         self.process, self.lines = process, list[str]()
         self.reader = threading.Thread(target=self._read)
         self.reader.start()
+        stack.callback(self.reader.join)
+        stack.callback(process.kill)
         self._wait("listening at http")
         port = re.search(r":(\d+)$", self.lines[0])
         assert port
-        self.client = httpx2.Client(base_url=f"http://127.0.0.1:{port[1]}", timeout=30)
+        self.client = stack.enter_context(httpx2.Client(base_url=f"http://127.0.0.1:{port[1]}", timeout=30))
         for _ in range(600):
             if self.client.get("/ready").status_code == 200:
                 return
@@ -67,16 +69,14 @@ class Command:
 def command(pipeline: Path, *options: str) -> Iterator[Command]:
     words = [sys.executable, "-m", "sdort", "serve", str(pipeline), "--provider", "cpu", "--port", "0", *options]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    process = subprocess.Popen(
-        [*words, "--size", "64x64"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
-    try:
-        found = Command(process)
+    words += ["--size", "64x64"]
+    with (
+        subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as process,
+        ExitStack() as stack,
+    ):
+        stack.callback(process.kill)
+        found = Command(process, stack)
         yield found
-        found.client.close()
-    finally:
-        process.kill()
-        process.wait()
 
 
 def test_a_signal_ends_it_when_what_waits_is_drawn(pipeline: Path) -> None:
