@@ -21,7 +21,7 @@ from sdort.serving.until_gone import until_gone
 
 
 class Images(OpenBody):
-    """The fields of ``/v1/images/generations`` and of ``/v1/images/edits``, with three of sdort's own."""
+    """The fields of ``/v1/images/generations`` and of ``/v1/images/edits``, with five of sdort's own."""
 
     prompt: str
     model: str | None = None
@@ -31,6 +31,8 @@ class Images(OpenBody):
     steps: Annotated[int, Field(ge=1, le=1000)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     negative_prompt: str | None = None
+    guidance: Annotated[float, Field(ge=0, le=1000)] | None = None
+    scheduler: Annotated[str, Field(max_length=100)] | None = None
     output_format: Literal["png"] | None = None
     stream: Literal[False] | None = None
 
@@ -84,6 +86,8 @@ def _wanted(body: Images, **more: Any) -> Wanted:
         "steps": body.steps,
         "seed": body.seed,
         "negative_prompt": body.negative_prompt or "",
+        "guidance_scale": body.guidance,
+        "scheduler": body.scheduler or None,
     }
     if body.size not in (None, "auto"):
         try:

@@ -513,3 +513,57 @@ def test_a_fit_finds_the_factor_and_the_launch() -> None:
     assert [fit.factor, fit.launch] == pytest.approx([1.5, 3])
     assert predict_times.fitted(np.array([[0.5, 0.1]])) == predict_times.Fit(2, 0)
     assert fit.microseconds(100, 2, factor=4) == pytest.approx(406)
+
+
+SMALL = ("--provider", "cpu", "--size", "64x64", "--steps", 2)
+
+
+def test_mlperfs_offline_scenario(made: Made, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    captions, log, report = tmp_path / "captions.tsv", tmp_path / "log.json", tmp_path / "report.json"
+    captions.write_text("id\tcaption\n9\tA cat (left).\n4\tA dog.\n7\tA bus.\n")
+    words = ("mlperf", made.fast, "--scenario", "offline", "--prompts", captions, *SMALL, "--out", tmp_path / "images")
+    assert run(*words, "--accuracy-log", log, "--json", report) == 0
+    printed = capsys.readouterr().out
+    assert "3 samples, and not 5000" in printed
+    assert "made up" not in printed
+    rows = json.loads(log.read_text())
+    assert [row["qsl_idx"] for row in rows] == [0, 1, 2]
+    first = np.frombuffer(bytes.fromhex(rows[0]["data"]), np.uint8).reshape(64, 64, 3)
+    with Image.open(tmp_path / "images" / "000001.png") as image:
+        np.testing.assert_array_equal(first, np.asarray(image))
+        settings = image.text["parameters"]  # type: ignore[attr-defined]
+    assert all(text in settings for text in ("A cat (left).", "low res, blurry", "CFG scale: 8", "Euler", "Seed: 0"))
+    for other in ("A tram.", ""):  # the folder has an image of another caption; a line without one
+        captions.write_text(captions.read_text().replace("A bus.", other).replace("A tram.", other))
+        assert run(*words) == 1
+
+
+def test_mlperfs_server_scenario(
+    made: Made, run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import mlperf
+    from open_loop import Answers
+
+    words = ("mlperf", made.fast, "--scenario", "server", *SMALL, "--qps", 20)
+    assert run(*words, "--count", 3) == 0
+    assert "holds" in capsys.readouterr().out
+    assert run(*words, "--count", 1, "--url", "http://127.0.0.1:9") == 1  # nobody listens
+    assert "1 samples are missing" in capsys.readouterr().out
+
+    def slow(count: int) -> int:
+        latencies = np.full(200, 19.9)
+        latencies[:count] = 20.1
+        monkeypatch.setattr(mlperf, "ask_in_time", lambda *_: Answers(latencies, [], 600.0))
+        return run(*words, "--url", "http://127.0.0.1:9", "--count", 200)
+
+    assert [slow(count) for count in (0, 1, 2)] == [0, 0, 1]  # 1 of 200 may be late at the 99th percentile
+    assert "DOES NOT HOLD" in capsys.readouterr().out
+    assert run("mlperf", made.fast, "--scenario", "server") == 2
+
+
+def test_arrivals_of_a_poisson_process() -> None:
+    import open_loop
+
+    gaps = np.diff(open_loop.poisson_times(20_000, 5.0, seed=1))
+    assert gaps.mean() == pytest.approx(0.2, rel=0.03)
+    assert gaps.std() == pytest.approx(0.2, rel=0.05)  # as its mean

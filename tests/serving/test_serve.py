@@ -16,11 +16,12 @@ from sdort.providers.runtime_options import RuntimeOptions
 
 
 def test_openai_generations_answer_with_what_a_run_draws(served: Running, pipeline: Path) -> None:
-    answer = served.post("/v1/images/generations", prompt="a cat", n=2, size="64x64", steps=2, seed=7)
+    more = {"guidance": 3, "scheduler": "euler"}
+    answer = served.post("/v1/images/generations", prompt="a cat", n=2, size="64x64", steps=2, seed=7, **more)
     assert answer.status_code == 200
     images = [pixels(base64.b64decode(each["b64_json"])) for each in answer.json()["data"]]
     expected = load_folder(pipeline, RuntimeOptions("cpu")).generate(
-        "a cat", num_images=2, height=64, width=64, steps=2, seed=7
+        "a cat", num_images=2, height=64, width=64, steps=2, seed=7, guidance_scale=3, scheduler="euler"
     )
     for image, other in zip(images, expected.images, strict=True):
         np.testing.assert_allclose(image, other.pixels.astype(int), atol=1)
