@@ -170,11 +170,12 @@ def test_a_reload_comes_back_to_the_form_and_the_running_request(page: Page) -> 
     seed = 2**63 - 1  # more than a number of JavaScript holds
     assert draw(page, steps=200, seed=seed)["seed"] == seed
     page.get_by_text(re.compile(r"Step \d+ of 200")).wait_for()
-    page.reload()
-    page.get_by_text(re.compile(r"Step \d+ of 200")).wait_for()
+    with page.expect_request("**/events") as events:
+        page.reload()
     assert page.input_value("#negative_prompt") == "green"
     drawn(page)
     assert len(requests) == 1
+    assert events.value.url.split("/")[-2] in page.evaluate("shown.key")
     page.reload()
     page.locator("#history button").click()
     page.locator("#frame img").wait_for()
