@@ -140,11 +140,6 @@ def test_other_sizes_are_drawn_where_that_is_allowed(pipeline: Path) -> None:
         assert served.events(drawing)[-1][0] == "done"
         assert pixels(served.client.get(f"/api/images/{drawing}/0.png").content).shape == (64, 128, 3)
         assert served.post("/api/images", prompt="a", width=4096, height=4096).status_code == 400
-        busy = served.draw(steps=60, num_images=4)
-        cold, warm = served.draw(width=64, height=128), served.draw(width=128, height=64)
-        assert served.events(cold)[-1][0] == "done"
-        ends = [served.service.kept[drawing] for drawing in (busy, warm, cold)]
-        assert ends == list(served.service.kept.values())[-3:]
 
 
 def test_a_drawing_is_cancelled_while_it_waits_and_while_it_is_drawn(served: Running) -> None:
@@ -164,7 +159,7 @@ def test_a_drawing_is_cancelled_while_it_waits_and_while_it_is_drawn(served: Run
 def test_what_nobody_asks_for_is_given_up(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(service_module, "ABANDONED", 0.2)
     busy, left = served.draw(steps=100, num_images=8), served.draw(steps=99)
-    drawing = served.service.drawings[left]
+    drawing = served.service.find(left)
     assert drawing.unwanted.wait(10)
     assert drawing.end is not None
     assert drawing.end.name == "cancelled"

@@ -53,6 +53,7 @@ def test_requests_at_once_are_drawn_together_and_are_what_they_are_alone(
     alone = [image_of(served, body) for body in asked]
     assert [len(batch) for batch in batches] == [1] * 6
     batches.clear()
+    monkeypatch.setattr(served.service.waiting, "wait", 1.0)  # all are there by then
     together: dict[int, Any] = {}
 
     def ask(number: int) -> None:

@@ -1,0 +1,79 @@
+"""The queue, with requests that say no more than it asks of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from sdort.serving.waiting import QueueFull, Waiting
+
+
+class Asked:
+    """A request for images of one setting."""
+
+    def __init__(self, key: str, images: int = 1, *, cold: bool = False) -> None:
+        self.keys, self.requests, self.is_cold = [key] * images, list(range(images)), cold
+        self.begun = time.monotonic()
+
+
+def waiting(*asked: Asked, batches: Any = (1, 2, 3, 4), places: int = 9, wait: float = 0.0) -> Any:
+    """A queue of these requests."""
+    queue: Any = Waiting(places, batches, wait)
+    for each in asked:
+        queue.reserve()
+        queue.put(each)
+    return queue
+
+
+def taken(queue: Any) -> list[tuple[Any, int]]:
+    batch = queue.take()
+    return [] if batch is None else [(piece.drawing, piece.number) for piece in batch.pieces]
+
+
+def test_the_oldest_is_drawn_first_with_all_that_share_its_calls() -> None:
+    a, b, c, d = Asked("x", 2), Asked("y"), Asked("x", 3), Asked("y")
+    queue = waiting(a, b, c, d)
+    assert taken(queue) == [(a, 0), (a, 1), (c, 0), (c, 1)]
+    assert taken(queue) == [(b, 0), (d, 0)]
+    assert taken(queue) == [(c, 2)]
+    queue.close()
+    assert queue.take() is None
+
+
+def test_a_provider_that_compiles_gets_the_numbers_that_are_warm() -> None:
+    a = Asked("x", 7)
+    queue = waiting(a, batches=(4, 1))
+    assert [len(taken(queue)) for _ in range(4)] == [4, 1, 1, 1]
+
+
+def test_a_size_that_is_not_warm_comes_behind_those_that_are() -> None:
+    cold, warm = Asked("x", cold=True), Asked("y")
+    queue = waiting(cold, warm)
+    assert [taken(queue), taken(queue)] == [[(warm, 0)], [(cold, 0)]]
+
+
+def test_an_image_waits_for_others_no_longer_than_is_said() -> None:
+    a = Asked("x")
+    queue = waiting(a, wait=0.05)
+    assert taken(queue) == [(a, 0)]
+    assert time.monotonic() - a.begun >= 0.05
+    full = [Asked("x") for _ in range(4)]
+    queue = waiting(*full, wait=60.0)
+    assert len(taken(queue)) == 4
+
+
+def test_places_are_bounded_and_given_back() -> None:
+    a, b = Asked("x"), Asked("y")
+    queue = waiting(a, b, places=3)
+    queue.reserve()
+    with pytest.raises(QueueFull):
+        queue.reserve()
+    queue.release()
+    queue.remove(a)
+    assert (len(queue), queue.ahead()) == (1, {b: 0})
+    assert queue.clear() == [b]
+    queue.close()
+    with pytest.raises(QueueFull):
+        queue.reserve()
