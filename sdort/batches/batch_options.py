@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from sdort.generation.requests.typed_options import DrawnOptions, JobOptions
 from sdort.options.declared_options import declared, option, option_of
+from sdort.options.number_ranges import WORKERS
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 
 if TYPE_CHECKING:
@@ -39,6 +40,24 @@ class BatchOptions:
         choices=get_args(Archive),
         help="Write all images into few files at the end: images.parquet, or images-000000.tar and so on.",
     )
+    ray: str | None = option(
+        None,
+        section="Workers",
+        form="address",
+        metavar="[ADDRESS]",
+        help="Draw with workers of Ray, one a GPU: on this machine, or on the cluster at ADDRESS (auto finds a running "
+        "one).",
+        doc="Draw with workers of Ray, one a GPU: ``local`` starts a Ray on this machine, ``auto`` or an address takes "
+        "a running cluster. By default this process draws.",
+    )
+    workers: int | None = option(
+        None,
+        section="Workers",
+        within=WORKERS,
+        needs="ray",
+        unset="one a GPU; without GPUs one a machine",
+        help="Number of workers.",
+    )
     seed: int | str | Sequence[int] | None = option_of(
         DrawnOptions,
         "seed",
@@ -58,6 +77,8 @@ class BatchOptions:
     wildcards: Path | None = option_of(JobOptions, "wildcards")
 
 
+OWN = ("image_format", "archive", "ray", "workers")
+"""Options that no run has: they say where images go and who draws them."""
 OPTIONS = tuple(name for name in declared(DrawnOptions, BatchOptions, RuntimeOptions) if name != "prompt")
 """All options of a batch; those of drawing are for all lines, as far as a line says nothing else."""
 
@@ -71,7 +92,7 @@ def parted(options: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     if unknown := sorted(options.keys() - {*OPTIONS}):
         raise TypeError(f"there is no option {', '.join(unknown)} of a batch; there are {', '.join(OPTIONS)}")
     runtime = {name: value for name, value in options.items() if name in declared(RuntimeOptions)}
-    drawing = {name: value for name, value in options.items() if name not in {*runtime, "image_format", "archive"}}
+    drawing = {name: value for name, value in options.items() if name not in {*runtime, *OWN}}
     return runtime, drawing
 
 
@@ -194,6 +215,11 @@ class BatchKeywords(LoadOptions, total=False):
     """Format of the images."""
     archive: Archive | None
     """Write all images into few files at the end: images.parquet, or images-000000.tar and so on."""
+    ray: str | None
+    """Draw with workers of Ray, one a GPU: ``local`` starts a Ray on this machine, ``auto`` or an address takes a
+    running cluster. By default this process draws."""
+    workers: int | None
+    """Number of workers."""
     quality: int | None
     """Of JPEG and WebP, from 1 to 100; 95 by default, and 100 of WebP keeps every pixel."""
     size: str | None

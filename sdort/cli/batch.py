@@ -9,7 +9,7 @@ import click
 from click.core import ParameterSource
 
 from sdort.batches.batch_options import OPTIONS, BatchOptions
-from sdort.cli.from_options import given, options_of, sections
+from sdort.cli.from_options import given, needs, options_of, sections
 from sdort.cli.sections import SectionedCommand
 from sdort.generation.requests.typed_options import DrawnOptions
 from sdort.providers.runtime_options import RuntimeOptions
@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from sdort.batches.command import BatchReport
 
 _DECLARED = (DrawnOptions, BatchOptions, RuntimeOptions)
+_FORMS = {"address": lambda: {"type": click.STRING, "is_flag": False, "flag_value": "local"}}
 
 
 @click.command(
     cls=SectionedCommand,
     sections=sections(*_DECLARED, only=OPTIONS),
     common=("prompts", "out", "negative_prompt", "seed", "num_images", "size", "steps", "guidance_scale", "scheduler",
-            "lora", "provider", "image_format"),
+            "lora", "provider", "image_format", "ray"),
     details="OUT/images.jsonl has a line for each image: id, line, index, seed, file, bytes, sha256, seconds, model. "
     "OUT/set_aside.jsonl has the lines that sdort drew nothing of, each with the reason.",
     epilog="""\b
@@ -35,6 +36,7 @@ Examples:
   sdort batch fast --prompts prompts.txt --out drawn
   sdort batch fast --prompts catalogue.csv --out drawn --size 512x768
   sdort batch model.safetensors --prompts lines.jsonl --out drawn
+  sdort batch fast --prompts catalogue.csv --out drawn --ray
 """,
 )  # fmt: skip
 @click.argument("pipeline", metavar="MODEL", type=click.Path(path_type=Path))
@@ -52,8 +54,9 @@ Examples:
     metavar="DIR",
     help="Folder of the images.",
 )
-@options_of(*_DECLARED, only=OPTIONS)
+@options_of(*_DECLARED, only=OPTIONS, forms=_FORMS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+@needs(BatchOptions)
 def command(pipeline: Path, prompts: Path, out: Path, as_json: bool, **options: Unpack[BatchKeywords]) -> None:
     """Draw a file of prompts; the same command goes on after a kill.
 

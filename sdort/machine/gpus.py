@@ -70,6 +70,11 @@ _VISIBLE = (("ROCR_VISIBLE_DEVICES",), ("GPU_DEVICE_ORDINAL",), ("HIP_VISIBLE_DE
 Node = TypeVar("Node")
 
 
+def visible_amd_gpus(system: System) -> int:
+    """The number of AMD's GPUs that HIP shows this process."""
+    return len(_visible([*_amd_nodes(system)], system))
+
+
 def _visible(nodes: list[Node], system: System) -> list[Node]:
     """The GPUs that HIP shows this process, in its order; none where a variable names them otherwise than by number."""
     for names in _VISIBLE:

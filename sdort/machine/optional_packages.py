@@ -32,6 +32,8 @@ SERVING = {
     "uvicorn": "uvicorn>=0.30",
 }
 """Package -> what the extra ``serve`` asks for."""
+SCALING = {"ray": "ray>=2.50"}
+"""Package -> what the extra ``scale`` asks for."""
 TRACING = ("torch", *REQUIREMENTS)
 """Packages that read a checkpoint's architecture and trace it."""
 COMPARING = ("torch", "diffusers", "transformers")
@@ -55,7 +57,7 @@ def need_packages(*names: str, what: str) -> None:
     """Check that packages are installed, before they are imported.
 
     Args:
-        names: import names, ``torch`` and those of :data:`REQUIREMENTS` and :data:`SERVING`.
+        names: import names, ``torch`` and those of :data:`REQUIREMENTS`, :data:`SERVING` and :data:`SCALING`.
         what: who needs them, in words, to begin a sentence with.
 
     Raises:
@@ -102,7 +104,7 @@ def _install(names: list[str]) -> str:
         for vendor, index in sorted(TORCH_INDEXES.items(), key=lambda entry: entry[0] not in here):
             mark = ", as here" if vendor in here else ""
             lines.append(f"{pip('install', TORCH, *(['--index-url', index] if index else []))}   # {vendor}{mark}")
-    known = {**REQUIREMENTS, **SERVING}
+    known = {**REQUIREMENTS, **SERVING, **SCALING}
     others = [known[name] for name in names if name in known]
     if others:
         lines += ["Install what lacks; none of it brings or replaces a torch:", pip("install", *others)]
@@ -153,7 +155,7 @@ def _again(name: str) -> str:
 @cache
 def _remark_on_age(name: str) -> None:
     """Say once that a package is older than what sdort is tested with: pip cannot, where it did not install it."""
-    wanted = {"torch": TORCH, **REQUIREMENTS, **SERVING}[name].partition(">=")[2]
+    wanted = {"torch": TORCH, **REQUIREMENTS, **SERVING, **SCALING}[name].partition(">=")[2]
     here = installed_version(name)
     if here is not None and _numbers(here) < _numbers(wanted):
         from sdort.console import warn  # with rich, which may be what is not installed

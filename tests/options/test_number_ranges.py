@@ -62,6 +62,7 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "STATIC_SIDE": (1, 16384),
     "DEVICE_ID": (0, 1023),
     "THREADS": (0, 4096),
+    "WORKERS": (1, 10_000),
     "CLIP_SKIP": (1, 12),
     "EXPECT": (0, 1_000_000),
     "BUDGET": (0.0, 366 * 86400.0),

@@ -45,7 +45,7 @@ FILES = {
     for path in (ROOT / folder).rglob("*")
     if "__pycache__" not in path.parts
 }
-ALSO_OPTIONS = {"--help"}
+ALSO_OPTIONS = {"--help", "--num-gpus"}  # the second is of ray start
 # A file, and operators, one of them made up.
 NOT_MODULES = {"sdort.json", "sdort.Swish", "sdort.BiasSplitGelu", "sdort.MultiHeadAttention"}
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

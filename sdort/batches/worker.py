@@ -1,0 +1,163 @@
+"""A worker of a batch: a process that has a pipeline open, draws parts, and gives back the bytes of their images.
+
+:mod:`sdort.batches.ray_pool` starts it. It writes no file: bytes reach a driver on another machine too, where no folder
+is shared.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import time
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import cast
+
+from sdort.batches.carried_tuning import unpack_tuning
+from sdort.errors import BadModelError, SdortError, UsageError
+from sdort.generation.command import Pipeline, load_folder
+from sdort.generation.files.image_files import check_sides, format_of, write_image
+from sdort.generation.job import Job
+from sdort.generation.result import Image
+from sdort.pipelines.folder import open_folder
+from sdort.providers.runtime_options import RuntimeOptions
+
+HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """An image as a worker gives it back.
+
+    Attributes:
+        content: of its file; None where the safety checker withheld it.
+        seconds: from the start of its part until it was there, divided by the images until then.
+    """
+
+    seed: int
+    prompt: str
+    content: bytes | None
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The outcome of a part.
+
+    Attributes:
+        images: by their numbers in the part; None for one that shows nothing.
+        error: what ended it, where some images are missing.
+    """
+
+    images: Mapping[int, Drawn | None] = field(default_factory=dict)
+    error: SdortError | None = None
+
+
+class Worker:
+    """A pipeline in a process of its own.
+
+    Args:
+        folder: the pipeline's, at the same path on every machine.
+        model_hash: of the driver's pipeline, which this machine's has to have.
+        image_format: suffix of the images.
+    """
+
+    def __init__(self, folder: Path, model_hash: str, runtime: RuntimeOptions, image_format: str) -> None:
+        self._folder = folder
+        self._model_hash = model_hash
+        self._runtime = runtime
+        self._image_format = image_format
+        self._pipeline: Pipeline | None = None
+
+    def open(self, tuning: bytes | None) -> str | SdortError:
+        """Open the pipeline; returns the name of its provider, or why it does not open.
+
+        Args:
+            tuning: an archive of the driver's tuning bundles.
+        """
+        try:
+            show_gpus(_own_gpus(), os.environ)
+            if tuning:
+                unpack_tuning(tuning)
+            if not self._folder.is_dir():
+                raise BadModelError(
+                    f"{self._folder} is not on the machine {os.uname().nodename}",
+                    hint="Every machine of the cluster needs the pipeline, and all files that lines name, at the same "
+                    "paths: a shared disk or copies.",
+                )
+            if open_folder(self._folder).model_hash != self._model_hash:
+                raise BadModelError(
+                    f"{self._folder} on the machine {os.uname().nodename} is another pipeline than here",
+                    hint="Copy the pipeline to it anew.",
+                )
+            self._pipeline = load_folder(self._folder, self._runtime)
+        except SdortError as error:
+            return error
+        return self._pipeline.provider
+
+    def draw(self, job: Job) -> Answer:
+        """Draw a part; what fails is told in the answer."""
+        assert self._pipeline is not None, "open() comes first"
+        started, images = time.perf_counter(), dict[int, Drawn | None]()
+
+        def take(number: int, image: Image | None) -> None:
+            content = None if image is None else self._encoded(image, job.quality)
+            seconds = (time.perf_counter() - started) / (len(images) + 1)
+            images[number] = None if image is None else Drawn(image.seed, image.prompt, content, seconds)
+
+        try:
+            self._pipeline.generate_job(replace(job, output=None), [], take)
+        except SdortError as error:
+            return Answer(images, error)
+        return Answer(images)
+
+    def _encoded(self, image: Image, quality: int | None) -> bytes | None:
+        if image.withheld:
+            return None
+        file, name = io.BytesIO(), Path(f"image.{self._image_format}")
+        check_sides(name, image.pixels.shape[:2])
+        write_image(file, image.pixels, image.record, image.seed, format_of(name), quality)
+        return file.getvalue()
+
+
+def _own_gpus() -> Sequence[str]:
+    """The GPUs that Ray gave this process."""
+    import ray
+
+    return cast("Sequence[str]", ray.get_runtime_context().get_accelerator_ids().get("GPU", []))
+
+
+def show_gpus(gpus: Sequence[str], environ: MutableMapping[str, str]) -> None:
+    """Show a process its own GPUs, before it opens a library of AMD's.
+
+    Ray does so for the cards that it knows. It takes an unknown one (Radeon RX) for NVIDIA's, and HIP reads the
+    variable that it then sets only where ``HIP_VISIBLE_DEVICES`` is not set.
+
+    Args:
+        gpus: numbers that Ray gave.
+
+    Raises:
+        UsageError: ``ROCR_VISIBLE_DEVICES`` is set.
+    """
+    if not gpus:
+        return
+    refuse_rocr(environ)
+    if not environ.get(HIP):
+        environ[HIP] = ",".join(gpus)
+    elif environ[HIP] != ",".join(gpus):  # the user's, and Ray counts within it
+        visible = environ[HIP].split(",")
+        environ[HIP] = ",".join(visible[int(gpu)] for gpu in gpus)
+
+
+def refuse_rocr(environ: Mapping[str, str]) -> None:
+    """Refuse a variable by which ROCm renumbers GPUs below what Ray counts.
+
+    Raises:
+        UsageError: it is set.
+    """
+    if ROCR in environ:
+        raise UsageError(
+            f"{ROCR} is set, and Ray divides the GPUs by {HIP}",
+            hint=f"Name the GPUs in {HIP} instead:\n    unset {ROCR}; export {HIP}={environ[ROCR] or '0'}",
+        )
