@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sdort.generation.requests.request import Request
+from sdort.serving.batching import BatchRule
 from sdort.serving.drawings import Drawing
 
 
@@ -50,8 +51,7 @@ class Waiting:
     """
 
     def __init__(self, places: int, batches: Collection[int], wait: float) -> None:
-        self.places, self.wait = places, wait
-        self._batches = sorted(batches)
+        self.places, self.rule = places, BatchRule(tuple(batches), wait)
         self._changed = threading.Condition()
         self._left: dict[Drawing, list[int]] = {}
         """The images of each that nobody has taken."""
@@ -128,8 +128,8 @@ class Waiting:
                 # Nobody whose size is warm waits behind one whose size is compiled first.
                 first = next((each for each in self._left if not each.is_cold), next(iter(self._left)))
                 pieces = self._alike(first)
-                rest = first.begun + self.wait - time.monotonic()
-                if rest <= 0 or len(pieces) == self._batches[-1] or self._closed:
+                rest = self.rule.due(first.begun, len(pieces)) - time.monotonic()
+                if rest <= 0 or self._closed:
                     return self._taken(pieces)
                 self._changed.wait(rest)
 
@@ -142,8 +142,8 @@ class Waiting:
             for index in indices
             if drawing.keys[index] == key
         )
-        found = [piece for _, piece in zip(range(self._batches[-1]), every, strict=False)]
-        return found[: max(size for size in self._batches if size <= len(found))]
+        found = [piece for _, piece in zip(range(self.rule.most), every, strict=False)]
+        return found[: self.rule.number(len(found))]
 
     def _taken(self, pieces: list[Piece]) -> Batch:
         for drawing, index, _ in pieces:

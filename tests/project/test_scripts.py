@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -34,6 +35,7 @@ from sdort.generation.denoising.adapted_weights import AdapterPlan
 from sdort.optimizer.command import optimize
 from sdort.runtime import session as sessions
 from sdort.runtime.replaced_weights import ReplacedWeights
+from sdort.serving.batching import BatchRule
 
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
@@ -567,3 +569,80 @@ def test_arrivals_of_a_poisson_process() -> None:
     gaps = np.diff(open_loop.poisson_times(20_000, 5.0, seed=1))
     assert gaps.mean() == pytest.approx(0.2, rel=0.03)
     assert gaps.std() == pytest.approx(0.2, rel=0.05)  # as its mean
+
+
+def simulated(
+    arrivals: Any, seconds: dict[int, list[float]], *, wait: float, gpus: int = 1, places: float = 1e9
+) -> Any:
+    """Latencies of requests of one shape."""
+    import simulate_service as module
+
+    shape, rule = module.Shape("64x64", seconds), BatchRule((*seconds,), wait)
+    times = np.asarray(arrivals, float)
+    return module.simulate(module.Times([shape]), rule, gpus, places, times, np.zeros(len(times), np.int64)).latencies
+
+
+@pytest.mark.parametrize("load", [0.3, 0.7, 0.9])
+def test_a_simulated_queue_waits_as_that_of_one_server_with_one_duration(load: float) -> None:
+    """M/D/1: Poisson arrivals, service times of 1: the mean wait is load / (2 (1 - load)) (Pollaczek and Khinchine)."""
+    from open_loop import poisson_times
+
+    latencies = simulated(poisson_times(200_000, load, seed=3), {1: [1.0]}, wait=0)
+    assert latencies.mean() - 1 == pytest.approx(load / (2 * (1 - load)), rel=0.03)
+
+
+def test_a_simulated_batch_is_drawn_when_it_is_full_or_its_oldest_has_waited() -> None:
+    arrivals, seconds = [0.0, 0.01, 0.02, 0.5], {1: [1.0], 2: [1.5]}
+    assert simulated(arrivals, seconds, wait=0.1) == pytest.approx([1.51, 1.5, 2.99, 2.51])
+    assert simulated(arrivals, seconds, wait=0.1, gpus=2) == pytest.approx([1.51, 1.5, 1.1, 1.62])
+    full = simulated(arrivals, seconds, wait=0.1, places=1)  # the second and the third find the queue full
+    assert full == pytest.approx([1.1, np.nan, np.nan, 1.6], nan_ok=True)
+
+
+def test_a_simulated_shape_waits_for_the_older_one_as_in_the_server() -> None:
+    import simulate_service as module
+
+    shapes = [module.Shape("64x64", {1: [1.0], 2: [1.0]}), module.Shape("96x96", {1: [2.0], 2: [2.0]})]
+    arrivals, kinds = np.array([0.0, 0.1, 0.2, 0.3]), np.array([0, 1, 0, 1])
+    run = module.simulate(module.Times(shapes, after=0.5), BatchRule((1, 2), 0.0), 1, 9, arrivals, kinds)
+    assert run.latencies == pytest.approx([1.5, 3.4, 4.3, 3.2])  # the two of 96x96 are drawn together
+    assert [run.batches, run.busy] == pytest.approx([3, 4.0])
+    assert module.Times(shapes).capacity(2) == pytest.approx(4 / 3)
+
+
+def test_a_days_swing() -> None:
+    import simulate_service as module
+    from open_loop import poisson_times
+
+    times = module.swinging_times(40_000, 10.0, 0.5, seed=0)
+    assert np.mean(times < 2000) == pytest.approx(0.5 + 0.5 / np.pi, abs=0.01)
+    assert module.swinging_times(99, 10.0, 0.0, 0) == pytest.approx(poisson_times(99, 10.0, 0))
+
+
+def test_capacity(
+    made: Made, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import simulate_service as module
+
+    saved, report = tmp_path / "times.json", tmp_path / "rows.json"
+    words = ("--provider", "cpu", "--sizes", "64x64", "--steps", 1, "--repeat", 1, "--images-at-once", 2)
+    checked = ("simulate_service", made.fast, *words, "--save", saved, "--check", "--requests", 4, "--load", 0.3)
+    assert run(*checked, "--within", 1000) == 0
+    assert {*json.loads(saved.read_text())["shapes"][0]["seconds"]} == {"1", "2"}
+    monkeypatch.setattr(module, "served", lambda *_: nullcontext("http://127.0.0.1:9"))
+    assert run("simulate_service", made.fast, *words, "--times", saved, "--check", "--requests", 2) == 1
+    assert "2 failed" in capsys.readouterr().out
+    rows = [{"component": "pipeline", "width": 64, "height": 64, "batch_size": n, "median_ms": 1000.0} for n in (1, 4)]
+    saved.write_text(json.dumps({"rows": rows}))
+    given = ("simulate_service", "--times", saved, "--requests", 2000, "--price", 3)
+    assert run(*given, "--gpus", "1,1000", "--load", 0.5, "--json", report) == 0
+    one, many = json.loads(report.read_text())["rows"]
+    assert [one["images_per_second"], many["requests_per_second"]] == [pytest.approx(2, rel=0.1), 2000]
+    assert one["cost"] == pytest.approx(3 * 1e6 / one["images_per_second"] / 3600)
+    assert run(*given, "--gpus", 1, "--rate", 40, "--json", report) == 0  # ten times what a GPU can do
+    (over,) = json.loads(report.read_text())["rows"]
+    assert over["refused"] > 0.8
+    assert over["use"] == pytest.approx(1, abs=0.01)
+    saved.write_text("{}")
+    assert run(*given) == 1
+    assert run("simulate_service") == 2
