@@ -31,6 +31,7 @@ from sdort.generation.memory_need import fits_beside, has_room
 from sdort.generation.pictures.images import Generated, to_image
 from sdort.generation.pictures.resampling import enlarged_latents
 from sdort.generation.pictures.safety import SafetyChecker, Verdict
+from sdort.generation.prompts.encoded_texts import EncodedTexts
 from sdort.generation.prompts.prompt_tokenizer import PromptTokenizer
 from sdort.generation.prompts.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.generation.request_plan import RequestPlan, plan_request
@@ -135,6 +136,7 @@ class TextToImage:
         self.adapters = RunningAdapters(sessions)
         self.controls = RunningControls(self.openings)
         self.ip_adapter_tokens = IpAdapterTokens()
+        self.encoded_texts = EncodedTexts()
         self._set_aside: tuple[Loop, str | None] | None = None
         """The loop of the UNet with, or without, inputs for control images, the one that is not in use, and what was in
         fp32 when it was."""
@@ -713,9 +715,32 @@ class TextToImage:
     def _encode(
         self, outputs: Mapping[str, Mapping[str, str]], component: str, rows: Sequence[tuple[int, ...]]
     ) -> list[Conditioning]:
-        """The conditioning by each row of token ids, by one text encoder, from its ``outputs``."""
+        """The conditioning by each row of token ids, by one text encoder, from its ``outputs``; later images have it
+        again."""
         # One at a time, unless the encoder was exported for another number; the last call is filled up.
         at_once = static_size(self._inputs(component)["input_ids"].shape, 0) or 1
+        # What stands beside a row may decide its last bits; where models are loaded in turn, all are for each call.
+        if at_once > 1 or self.one_group:
+            return self._run_encoder(outputs, component, rows, at_once)
+        while True:
+            state = self._encoder_state(component, outputs)
+            known = self.encoded_texts.get(state, rows)
+            if left := [row for row in rows if row not in known]:
+                made = self._run_encoder(outputs, component, left, at_once)
+                if self._encoder_state(component, outputs) != state:
+                    continue  # some of it was made in another precision than the rest
+                known |= self.encoded_texts.keep(state, left, made)
+            return [known[row] for row in rows]
+
+    def _encoder_state(self, component: str, outputs: Mapping[str, Mapping[str, str]]) -> tuple[object, ...]:
+        """All but the tokens that decides what a text encoder gives."""
+        adapters = tuple(self.adapters.record) if is_adaptable(component) else ()
+        widened = self.guard.widened.get(component) if self.guard else None
+        return component, tuple(outputs[component].items()), adapters, widened
+
+    def _run_encoder(
+        self, outputs: Mapping[str, Mapping[str, str]], component: str, rows: Sequence[tuple[int, ...]], at_once: int
+    ) -> list[Conditioning]:
         calls = [rows[first : first + at_once] for first in range(0, len(rows), at_once)]
         fed = [np.asarray([*call, *[call[-1]] * (at_once - len(call))], np.int64) for call in calls]
 

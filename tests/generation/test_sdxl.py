@@ -274,6 +274,7 @@ def test_what_the_unet_is_told_of_survives_for_gpus(exported: Exported, tmp_path
 
 def test_drawing_feeds_the_shapes_that_are_planned(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     drawer = opened(exported.out)
+    drawer.encoded_texts.clear()
     recorders = {name: Recorder(session) for name, session in drawer.sessions.items()}
     monkeypatch.setattr(drawer, "sessions", dict(recorders))
     monkeypatch.setattr(drawer, "loop", RecordedLoop(recorders["unet"]))
@@ -292,6 +293,7 @@ def test_drawing_feeds_the_shapes_that_are_planned(exported: Exported, monkeypat
 
 def test_the_tokenizers_are_not_one(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     drawer = opened(exported.out)
+    drawer.encoded_texts.clear()
     recorders = {name: Recorder(session) for name, session in drawer.sessions.items()}
     monkeypatch.setattr(drawer, "sessions", dict(recorders))
     list(drawer.generate(replace(REQUEST, steps=1, guidance_scale=1.0)))

@@ -23,6 +23,7 @@ from sdort.generation.denoising.session_groups import Openings
 from sdort.generation.latents.start_latents import BatchStart, Start
 from sdort.generation.pictures.images import Generated
 from sdort.generation.pipeline import TextToImage, Timings
+from sdort.generation.prompts.encoded_texts import EncodedTexts
 from sdort.generation.requests.request import Request
 from sdort.generation.schedules.image_noise import ImageSeed
 from sdort.generation.schedules.schedule_part import Begin, Part
@@ -50,7 +51,8 @@ def made(**values: Any) -> TextToImage:
     usual: dict[str, Any] = {
         "folder": folder, "sessions": {}, "provider": ROCM, "fallback": None, "options": OPTIONS, "guard": None,
         "_set_aside": None, "timings": Timings(), "previewer": None, "decoded": None, "one_group": None,
-        "openings": Openings(), "adapters": SimpleNamespace(forget=lambda name: None, renew=lambda: None),
+        "openings": Openings(), "adapters": SimpleNamespace(forget=lambda name: None, renew=lambda: None, record=[]),
+        "encoded_texts": EncodedTexts(),
         "_steered": False, "_scales": {}, "denoiser": "unet",
     }  # fmt: skip
     found.__dict__.update(usual | {"schedule": folder} | values)
