@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -172,7 +172,13 @@ def test_a_wrong_adapter_is_the_exit_code(
         }
 
     monkeypatch.setattr(AdapterPlan, "changes", property(doubled))
-    monkeypatch.setattr(ReplacedWeights, "restore", lambda weights, names: weights._changed.difference_update(names))
+
+    @contextmanager
+    def forgotten(weights: ReplacedWeights, names: Sequence[str]) -> Iterator[Callable[[str], None]]:
+        weights._changed.difference_update(names)
+        yield lambda name: None
+
+    monkeypatch.setattr(ReplacedWeights, "restoring", forgotten)
     code, checks = adapters(run, made, adapted)
     wrong = {name.partition(": ")[2] for name, check in checks.items() if not check["ok"]}
     assert (code, wrong) == (1, {"on, exported with the LoRA", "off, as before", "off, without adapters"})

@@ -1,4 +1,4 @@
-"""What text encoders gave, for images whose prompts say the same again."""
+"""Encoded texts, for images whose prompts say the same again."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class EncodedTexts:
         self._kept: dict[tuple[Hashable, Tokens], Conditioning] = {}
 
     def get(self, state: Hashable, rows: Iterable[Tokens]) -> dict[Tokens, Conditioning]:
-        """What an encoder gave in a state, such as with these adapters, for those rows that are kept."""
+        """Rows that an encoder gave in a state, such as with these adapters, as far as they are kept."""
         found = {row: self._kept.pop((state, row)) for row in dict.fromkeys(rows) if (state, row) in self._kept}
         self._kept |= {(state, row): values for row, values in found.items()}
         return found
