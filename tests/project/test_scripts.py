@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -232,6 +233,24 @@ def test_tasks(made: Made, run: Run, capsys: pytest.CaptureFixture[str]) -> None
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert [row[0] for row in rows] == ["task", "text", "img2img", "inpaint", "hires"]
     assert all(float(number) > 0 for row in rows[1:] for number in row[1:3])
+
+
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: pip install ray")
+def test_batches_on_workers(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import batch_gpus
+
+    words = (made.fast, "--provider", "cpu", "--size", "64x64", "--steps", 1, "--rounds", 1, "--images", 2)
+    words = (*words, "--workers", 1, "--share", 1, "--json", tmp_path / "rates.json")
+    assert run("batch_gpus", *words) == 0
+    found = json.loads((tmp_path / "rates.json").read_text())
+    assert found["same"] is True
+    assert [len(each) for each in found["rates"].values()] == [1, 1]
+    rates = iter((2.0, 1.0, 2.0, 2.0))
+    monkeypatch.setattr(batch_gpus, "drawn", lambda *_: next(rates))
+    monkeypatch.setattr(batch_gpus, "hashes", lambda out: {"a.png": "0"})
+    assert run("batch_gpus", *words, "--share", 0.4) == 1  # half as many images
+    monkeypatch.setattr(batch_gpus, "hashes", lambda out: {"a.png": out.name})
+    assert run("batch_gpus", *words) == 1  # other images
 
 
 def test_ablation(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
