@@ -239,8 +239,8 @@ def test_tasks(made: Made, run: Run, capsys: pytest.CaptureFixture[str]) -> None
 def test_batches_on_workers(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import batch_gpus
 
-    words = (made.fast, "--provider", "cpu", "--size", "64x64", "--steps", 1, "--rounds", 1, "--images", 2)
-    words = (*words, "--workers", 1, "--share", 1, "--json", tmp_path / "rates.json")
+    small = ("--provider", "cpu", "--size", "64x64", "--steps", 1, "--rounds", 1, "--images", 2, "--workers", 1)
+    words = (made.fast, *small, "--share", 1, "--json", tmp_path / "rates.json")
     assert run("batch_gpus", *words) == 0
     found = json.loads((tmp_path / "rates.json").read_text())
     assert found["same"] is True
