@@ -6,10 +6,11 @@
         [--diffusers] [--beside] [--most 1.03] [--json FILE]
 
 Each round draws one image with `sdort.load(PIPELINE).generate` and, with --diffusers, one with diffusers' pipeline on
-the same components (sdort.integrations.diffusers). Medians are printed. It also counts the processes that a later
-`generate` starts and the files that it opens. The exit code is 1 if the whole is more than --most times the stages, a
-process starts or a file is opened. With --memory low each image loads the models: that counts as a stage, and the files
-that it opens are told alone. The memory is what the process takes of the GPU, or of the host where there is none.
+the same components (sdort.integrations.diffusers), each with a prompt of its own. Medians are printed. It also counts
+the processes that a later `generate` starts and the files that it opens. The exit code is 1 if the whole is more than
+--most times the stages, a process starts or a file is opened. With --memory low each image loads the models: that
+counts as a stage, and the files that it opens are told alone. The memory is what the process takes of the GPU, or of
+the host where there is none.
 
 With --beside it also measures what is asked for beside the pixels: a preview, the PNG file, the texts in it, and the
 hash of the pipeline's files, which is found once for an open pipeline.
@@ -18,6 +19,7 @@ hash of the pipeline's files, which is found once for an open pipeline.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
@@ -31,7 +33,8 @@ from measuring import Arguments, timed
 import sdort
 from sdort.options.number_ranges import parse_size
 
-PROMPT = "a photograph of a red fox in the snow"
+PROMPTS = (f"a photograph of {number} red foxes in the snow" for number in itertools.count(2))
+"""Another one for each image: a text that was encoded before is not encoded again."""
 KERNEL = ("/proc/", "/sys/")
 """Where the kernel tells how much memory is free: no files of a disk."""
 
@@ -41,7 +44,7 @@ def main() -> int:
     sdort.set_verbosity(0)
     options: dict[str, Any] = {"steps": args.steps, "seed": 1, "size": args.size}
     pipeline = sdort.load(args.pipeline, provider=args.provider, graph=args.graph, memory=args.memory)
-    draw: dict[str, Callable[[], Any]] = {"generate": lambda: pipeline.generate(PROMPT, **options)}
+    draw: dict[str, Callable[[], Any]] = {"generate": lambda: pipeline.generate(next(PROMPTS), **options)}
     if args.diffusers:
         draw["diffusers"] = in_diffusers(args)
     for each in draw.values():
@@ -113,7 +116,9 @@ def in_diffusers(args: argparse.Namespace) -> Callable[[], Any]:
         size = dict(zip(("height", "width"), parse_size(args.size), strict=True))
 
     def draw() -> Any:
-        return pipeline(PROMPT, num_inference_steps=args.steps, generator=torch.Generator().manual_seed(1), **size)
+        return pipeline(
+            next(PROMPTS), num_inference_steps=args.steps, generator=torch.Generator().manual_seed(1), **size
+        )
 
     return draw
 
@@ -129,7 +134,7 @@ def asked_beside(pipeline: Any, args: argparse.Namespace, options: dict[str, Any
     show = BatchPreviews.show
     BatchPreviews.show = lambda *given: shown.append(timed(lambda: show(*given))[1])  # type: ignore[method-assign]
     previews = {"steps": max(2, args.steps), "on_preview": lambda _: None, "preview_every": 1}
-    pipeline.generate(PROMPT, **options | previews)
+    pipeline.generate(next(PROMPTS), **options | previews)
     BatchPreviews.show = show  # type: ignore[method-assign]
     record, seed = image.record, image.seed
     with tempfile.TemporaryDirectory() as folder:

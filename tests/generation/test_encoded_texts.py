@@ -111,12 +111,12 @@ def test_a_text_that_is_encoded_in_another_precision_is_encoded_whole(
     with sdort.load(tiny.onnx, provider="cpu") as pipeline:
         models = pipeline._models
         pipeline.generate("a cat", **OPTIONS)
-        assert models.guard is not None
-        run = models._run_encoder
+        guard, run = models.guard, models._run_encoder
+        assert guard is not None
 
         def widening(*arguments: Any) -> Any:
             made = run(*arguments)
-            models.guard.widened.setdefault("text_encoder", "all of it")
+            guard.widened.setdefault("text_encoder", "all of it")
             return made
 
         monkeypatch.setattr(models, "_run_encoder", widening)
