@@ -113,7 +113,7 @@ def _verbosity_options() -> list[click.Option]:
 @click.option("-q", "--quiet", is_flag=True, help=_QUIET_HELP)
 @click.version_option(__version__, "-V", "--version", prog_name="sdort", message="%(prog)s %(version)s")
 def cli(verbose: bool, quiet: bool) -> None:
-    """Stable Diffusion on ONNX Runtime: export, fuse, convert to FP16, run and benchmark."""
+    """Stable Diffusion on ONNX Runtime: export, fuse, convert to FP16, run, serve."""
     from sdort import console
 
     console.set_verbosity(int(verbose) - int(quiet))

@@ -34,7 +34,7 @@ def test_every_peer_has_a_row(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
     assert list(rows) == ["torch eager", "torch.compile", "ORT optimizer", "ORT optimizer + graph"]
     failed = rows.pop("torch.compile")
     assert (code, failed["ok"], failed["error"]) == (5, False, "RuntimeError: no compiler here")
-    assert all(row["ok"] and 0 < row["error"] < 5e-3 and row["median_ms"] > 0 for row in rows.values())
+    assert all(row["ok"] and 0 < row["error"] < 1e-2 and row["median_ms"] > 0 for row in rows.values())
 
 
 def test_a_size_without_a_reference_leaves_the_others_their_rows(

@@ -58,7 +58,9 @@ ALL = dict(commands(cli))
 
 
 def test_all_commands_are_looked_at() -> None:
-    assert {names[0] for names in ALL if names} == set(COMMANDS) == {words.split()[0] for words in CHECKED}
+    assert {names[0] for names in ALL if names} == set(COMMANDS)
+    looked_at = {words.split()[0] for words in CHECKED}
+    assert looked_at == set(COMMANDS) - {"serve"}  # prints lines of JSON until it is told to end
     assert ("tuning", "list") in ALL
 
 

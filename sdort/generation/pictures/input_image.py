@@ -165,14 +165,14 @@ def read_mask(source: ImageSource, option: str) -> InputImage:
 
 
 def decode_picture(
-    content: bytes, option: str, formats: tuple[str, ...] = FORMATS, most: int = MAX_PIXELS
+    content: bytes, option: str, formats: tuple[str, ...] = FORMATS, most: int | None = None
 ) -> Image.Image:
     """The picture in a file's bytes, upright, in one of Pillow's modes ``L``, ``RGB`` and ``RGBA``.
 
     Args:
         option: its name, for messages.
         formats: that are read, of :data:`FORMATS`.
-        most: pixels that it may have.
+        most: pixels that it may have; by default :data:`MAX_PIXELS`.
 
     Raises:
         UsageError: as :func:`read_image`.
@@ -218,7 +218,7 @@ def _told(what: str) -> Iterator[None]:
 
 
 def _decoded(
-    content: bytes, option: str, name: str, formats: tuple[str, ...] = FORMATS, most: int = MAX_PIXELS
+    content: bytes, option: str, name: str, formats: tuple[str, ...] = FORMATS, most: int | None = None
 ) -> Image.Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
@@ -259,7 +259,8 @@ def _other_format(content: bytes) -> str:
     return "it has none of the formats that are read"
 
 
-def _check_pixels(picture: Image.Image, what: str, most: int = MAX_PIXELS) -> None:
+def _check_pixels(picture: Image.Image, what: str, most: int | None = None) -> None:
+    most = MAX_PIXELS if most is None else most
     if picture.width * picture.height > most:
         raise UsageError(
             f"{what} has {picture.width}x{picture.height} pixels, at most {most:,} are taken",
