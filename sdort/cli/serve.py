@@ -43,12 +43,13 @@ def command(pipelines: tuple[str, ...], as_json: bool, **options: Unpack[ServeKe
 
     need_packages(*SERVING, what="sdort serve")
     from sdort.serving.command import serve
+    from sdort.tables import counted
 
     report = serve(pipelines, **given(options))
     if as_json:
         emit_json(report)
     elif not is_quiet():
         conclude(
-            f"{report.images:,} images of {report.requests:,} requests; {report.refused:,} were refused, "
-            f"{report.failed:,} failed, {report.cancelled:,} were cancelled"
+            f"{counted(report.images, 'image')} of {counted(report.requests, 'request')}; refused: "
+            f"{report.refused:,}, failed: {report.failed:,}, cancelled: {report.cancelled:,}"
         )

@@ -114,7 +114,7 @@ def test_what_is_not_drawn_in_time_is_told_and_prompts_are_logged_where_that_is_
         served.process.send_signal(signal.SIGINT)
         code, out = served.ended()
         assert code == 0
-        assert "1 requests; 0 were refused, 1 failed, 0 were cancelled" in out
+        assert "0 images of 1 request; refused: 0, failed: 1, cancelled: 0" in out
         assert any("lighthouse" in line for line in served.lines)
 
 
