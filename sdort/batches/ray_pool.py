@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 from sdort.batches.carried_tuning import pack_tuning
 from sdort.batches.part import MOST_DEATHS, Part, WorkerDeathError
 from sdort.batches.worker import Answer, Worker, refuse_rocr
-from sdort.console import say, warn
+from sdort.console import say, warn, warn_once
 from sdort.errors import ProviderError, SdortError, UsageError
 from sdort.errors.plain_text import library_reason
 from sdort.machine.gpus import visible_amd_gpus
@@ -182,15 +182,19 @@ class RayPool:
             return
         if isinstance(found, SdortError):
             raise found
+        for warning in found.warnings:
+            (warn if isinstance(found, Answer) else warn_once)(warning)
         if isinstance(found, Answer):
             self._deaths = dict.fromkeys(MOST_IN_A_ROW, 0)
             yield member.parts.pop(reference), found
             return
         member.is_ready = True
-        if self.provider not in (None, found):
-            warn(f"one worker runs on {found}, and others on {self.provider}: their images differ in their roundings")
         if self.provider is None:
-            self.provider, self.ready_since = found, time.perf_counter()
+            self.provider, self.ready_since = found.provider, time.perf_counter()
+        if self.provider != found.provider:
+            warn_once(
+                f"some workers run on {self.provider}, others on {found.provider}: their images may differ a little"
+            )
 
     def _died(self, member: _Member, reason: str) -> Iterator[tuple[Part, Answer]]:
         """Replace a worker; of its parts the first was under way."""

@@ -7,10 +7,12 @@ is shared.
 from __future__ import annotations
 
 import io
+import logging
 import os
 import time
-from collections.abc import Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import cast
 
@@ -48,10 +50,25 @@ class Answer:
     Attributes:
         images: by their numbers in the part; None for one that shows nothing.
         error: what ended it, where some images are missing.
+        warnings: what was to be told meanwhile.
     """
 
     images: Mapping[int, Drawn | None] = field(default_factory=dict)
     error: SdortError | None = None
+    warnings: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Ready:
+    """A pipeline that is open.
+
+    Attributes:
+        provider: the name of the execution provider that runs its UNet.
+        warnings: what was to be told meanwhile.
+    """
+
+    provider: str
+    warnings: Sequence[str]
 
 
 class Worker:
@@ -70,8 +87,8 @@ class Worker:
         self._image_format = image_format
         self._pipeline: Pipeline | None = None
 
-    def open(self, tuning: bytes | None) -> str | SdortError:
-        """Open the pipeline; returns the name of its provider, or why it does not open.
+    def open(self, tuning: bytes | None) -> Ready | SdortError:
+        """Open the pipeline; returns its provider, or why it does not open.
 
         Args:
             tuning: an archive of the driver's tuning bundles.
@@ -91,10 +108,11 @@ class Worker:
                     f"{self._folder} on the machine {os.uname().nodename} is another pipeline than here",
                     hint="Copy the pipeline to it anew.",
                 )
-            self._pipeline = load_folder(self._folder, self._runtime)
+            with _heard() as warnings:
+                self._pipeline = load_folder(self._folder, self._runtime)
         except SdortError as error:
             return error
-        return self._pipeline.provider
+        return Ready(self._pipeline.provider, warnings)
 
     def draw(self, job: Job) -> Answer:
         """Draw a part; what fails is told in the answer."""
@@ -106,11 +124,12 @@ class Worker:
             seconds = (time.perf_counter() - started) / (len(images) + 1)
             images[number] = None if image is None else Drawn(image.seed, image.prompt, content, seconds)
 
-        try:
-            self._pipeline.generate_job(replace(job, output=None), [], take)
-        except SdortError as error:
-            return Answer(images, error)
-        return Answer(images)
+        with _heard() as warnings:
+            try:
+                self._pipeline.generate_job(job, [], take)
+            except SdortError as error:
+                return Answer(images, error, warnings)
+        return Answer(images, None, warnings)
 
     def _encoded(self, image: Image, quality: int | None) -> bytes | None:
         if image.withheld:
@@ -119,6 +138,22 @@ class Worker:
         check_sides(name, image.pixels.shape[:2])
         write_image(file, image.pixels, image.record, image.seed, format_of(name), quality)
         return file.getvalue()
+
+
+@contextmanager
+def _heard() -> Iterator[list[str]]:
+    """A block whose warnings are collected: a worker has no terminal, and they are records of a logger there."""
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            warnings.append(record.getMessage())
+
+    warnings, collector, logger = list[str](), Collector(logging.WARNING), logging.getLogger("sdort")
+    logger.addHandler(collector)
+    try:
+        yield warnings
+    finally:
+        logger.removeHandler(collector)
 
 
 def _own_gpus() -> Sequence[str]:

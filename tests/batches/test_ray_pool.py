@@ -19,8 +19,9 @@ from sdort.batches.carried_tuning import pack_tuning, unpack_tuning
 from sdort.batches.line_files import Line
 from sdort.batches.part import OF_A_LINE, Part, Wanted
 from sdort.batches.ray_pool import AHEAD, RayPool, check_workers
-from sdort.batches.worker import Answer, Drawn, Worker, refuse_rocr, show_gpus
+from sdort.batches.worker import Answer, Drawn, Ready, Worker, refuse_rocr, show_gpus
 from sdort.cli import cli
+from sdort.console import SILENT, warn, warn_once
 from sdort.errors import BadModelError, MissingPackageError, ProviderError, SdortError, UsageError
 from sdort.generation.job import plan_job
 from sdort.onnx_io.model_hash import hash_model
@@ -31,6 +32,8 @@ from sdort.tuning.bundle import TUNABLE
 from sdort.tuning.device import Machine
 from sdort.tuning.key import Key
 from sdort.tuning.store import Store
+
+READY = Ready("cpu", ["the GPU is slow"])
 
 
 class RayError(Exception):
@@ -45,7 +48,7 @@ class FakeRay:
         opens: what an actor's ``open`` returns.
     """
 
-    def __init__(self, deadly: Callable[[Any], bool], opens: Callable[[], Any] = lambda: "cpu", gpus: int = 0) -> None:
+    def __init__(self, deadly: Callable[[Any], bool], opens: Callable[[], Any] = lambda: READY, gpus: int = 0) -> None:
         self.exceptions = SimpleNamespace(RayError=RayError, RayTaskError=AssertionError)
         self.deadly = deadly
         self.opens = opens
@@ -86,10 +89,12 @@ class FakeRay:
     def draw(self, job: Any) -> Answer:
         if self.deadly(job):
             raise RayError("killed by a test")
-        return Answer({number: Drawn(each.seed, each.prompt, b"", 0.1) for number, each in enumerate(job.requests)})
+        images = {number: Drawn(each.seed, each.prompt, b"", 0.1) for number, each in enumerate(job.requests)}
+        return Answer(images, warnings=[f"{job.requests[0].prompt} is dark"])
 
     def wait(self, references: list[Any], num_returns: int, timeout: float) -> tuple[list[Any], list[Any]]:
-        return references[:1], references[1:]
+        opening = [reference for reference in references if reference.call.given is None]
+        return (opening or references)[:1], []
 
     def get(self, reference: Any) -> Any:
         call = reference.call
@@ -163,6 +168,34 @@ def test_a_worker_that_dies_once_costs_nothing(pool: Callable[..., RayPool]) -> 
     ray = FakeRay(lambda job: next(deaths, False))
     drawn, aside = outcome(pool(ray), [part_of(name) for name in "abcdef"])
     assert (sorted(drawn), aside, ray.started) == ([*"abcdef"], {}, 2)
+
+
+def test_what_workers_have_to_tell_is_told(
+    pool: Callable[..., RayPool], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    warn_once.cache_clear()
+    monkeypatch.setattr("sdort.console._verbosity", SILENT)
+    opened = iter([READY, Ready("cuda", READY.warnings)])
+    outcome(pool(FakeRay(lambda job: False, lambda: next(opened)), 2), [part_of("a"), part_of("b")])
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        "a is dark",
+        "b is dark",
+        "the GPU is slow",
+        "workers run on cpu and on cuda: their images may differ a little",
+    ]
+
+
+def test_a_worker_collects_what_it_has_to_tell(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: Any) -> Any:
+        warn("it is slow")
+        return SimpleNamespace(provider="cpu", generate_job=lambda *_: warn("it is dark"))
+
+    monkeypatch.setattr(worker, "_own_gpus", list)
+    monkeypatch.setattr(worker, "load_folder", load)
+    monkeypatch.setattr("sdort.console._verbosity", SILENT)  # as in a process that is no command
+    own = Worker(tiny.onnx, open_folder(tiny.onnx).model_hash, RuntimeOptions("cpu"), "png")
+    assert own.open(None) == Ready("cpu", ["it is slow"])
+    assert own.draw(part_of("a").job) == Answer({}, None, ["it is dark"])
 
 
 def test_workers_that_die_of_everything_end_the_batch(pool: Callable[..., RayPool]) -> None:
