@@ -192,9 +192,7 @@ class RayPool:
         if self.provider is None:
             self.provider, self.ready_since = found.provider, time.perf_counter()
         if self.provider != found.provider:
-            warn_once(
-                f"some workers run on {self.provider}, others on {found.provider}: their images may differ a little"
-            )
+            warn_once(f"workers run on {self.provider} and on {found.provider}: their images may differ a little")
 
     def _died(self, member: _Member, reason: str) -> Iterator[tuple[Part, Answer]]:
         """Replace a worker; of its parts the first was under way."""
