@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import re
 import sys
 import tempfile
@@ -96,7 +95,7 @@ def main() -> int:
     for remark in told:
         print(f"note: {remark}")
     if args.json:
-        args.json.write_text(json.dumps(asdict(outcome) | {"remarks": told}))
+        args.json.write_text(json.dumps(sdort.to_json(asdict(outcome) | {"remarks": told})))
     return int(not outcome.holds)
 
 
@@ -123,13 +122,14 @@ def arguments() -> argparse.Namespace:
 
 def captions(file: Path) -> list[str]:
     """The captions of a file, in its order."""
-    with file.open(newline="", encoding="utf-8") as lines:
-        if file.suffix == ".tsv":
-            found = [str(row.get("caption") or "") for row in csv.DictReader(lines, delimiter="\t")]
-        else:
-            found = [line.strip() for line in lines]
-    if file.suffix != ".tsv":
-        found = [line for line in found if line]
+    try:
+        with file.open(newline="", encoding="utf-8") as lines:
+            if file.suffix == ".tsv":
+                found = [str(row.get("caption") or "") for row in csv.DictReader(lines, delimiter="\t")]
+            else:
+                found = [line.strip() for line in lines if line.strip()]
+    except (OSError, ValueError, csv.Error) as error:
+        sys.exit(f"{file} cannot be read: {error}")
     if not found or not all(found):
         sys.exit(f"{file} has lines without a caption" if found else f"{file} has no captions")
     return found
@@ -162,11 +162,11 @@ def offline(args: argparse.Namespace, prompts: list[str]) -> Outcome:
         )
         if args.accuracy_log:
             write_accuracy_log(args.accuracy_log, out)
-    rate = report.images_per_second or math.nan
+    rate = report.images_per_second or 0.0
     missing = len(prompts) - report.images - report.done_before
     before = [f"{report.done_before} samples were drawn before this run"] if report.done_before else []
     return Outcome(
-        "offline", report.images, missing, report.images / rate if report.images else 0.0, rate, {}, not missing, before
+        "offline", report.images, missing, report.images / rate if rate else 0.0, rate, {}, not missing, before
     )
 
 

@@ -560,6 +560,7 @@ def test_mlperfs_offline_scenario(made: Made, run: Run, tmp_path: Path, capsys: 
         np.testing.assert_array_equal(first, np.asarray(image))
         settings = image.text["parameters"]  # type: ignore[attr-defined]
     assert all(text in settings for text in ("A cat (left).", "low res, blurry", "CFG scale: 8", "Euler", "Seed: 0"))
+    assert run("mlperf", made.fast, "--scenario", "offline", "--prompts", tmp_path / "none.txt") == 1
     for other in ("A tram.", ""):  # the folder has an image of another caption; a line without one
         captions.write_text(captions.read_text().replace("A bus.", other).replace("A tram.", other))
         assert run(*words) == 1
@@ -648,6 +649,7 @@ def test_capacity(
     made: Made, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import simulate_service as module
+    from open_loop import Answers
 
     saved, report = tmp_path / "times.json", tmp_path / "rows.json"
     words = ("--provider", "cpu", "--sizes", "64x64", "--steps", 1, "--repeat", 1, "--images-at-once", 2)
@@ -657,6 +659,11 @@ def test_capacity(
     monkeypatch.setattr(module, "served", lambda *_: nullcontext("http://127.0.0.1:9"))
     assert run("simulate_service", made.fast, *words, "--times", saved, "--check", "--requests", 2) == 1
     assert "2 failed" in capsys.readouterr().out
+    late = Answers(np.full(2, 99.0), [], 100.0)
+    monkeypatch.setattr(module, "ask_in_time", lambda *_: late)
+    monkeypatch.setattr(module, "metrics", lambda _: 'sdort_stage_seconds_sum{stage="denoise"} 2.0\n')
+    assert run("simulate_service", made.fast, *words, "--times", saved, "--check", "--requests", 2) == 1
+    assert "99.000" in capsys.readouterr().out
     rows = [{"component": "pipeline", "width": 64, "height": 64, "batch_size": n, "median_ms": 1000.0} for n in (1, 4)]
     saved.write_text(json.dumps({"rows": rows}))
     given = ("simulate_service", "--times", saved, "--requests", 2000, "--price", 3)
@@ -668,6 +675,10 @@ def test_capacity(
     (over,) = json.loads(report.read_text())["rows"]
     assert over["refused"] > 0.8
     assert over["use"] == pytest.approx(1, abs=0.01)
+    sizes = [{"size": f"{n}x{n}", "seconds": {"1": [1.0], "2": [n / 64]}, "share": n // 64} for n in (64, 192)]
+    saved.write_text(json.dumps({"shapes": sizes}))
+    assert run(*given, "--json", report) == 0
+    assert json.loads(report.read_text())["capacity"] == pytest.approx(1 / (0.25 * 0.5 + 0.75 * 1.5))
     saved.write_text("{}")
     assert run(*given) == 1
     assert run("simulate_service") == 2
