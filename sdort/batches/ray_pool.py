@@ -12,6 +12,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import sys
 import threading
 import time
@@ -22,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from sdort.batches.carried_tuning import pack_tuning
 from sdort.batches.part import MOST_DEATHS, Part, WorkerDeathError
@@ -49,6 +51,8 @@ MOST_IN_A_ROW = {False: 3, True: 12}
 """Workers that may die one after the other without any image between: before they have the pipeline open, and after."""
 _OBJECT_STORE = 256 << 20
 """Bytes of shared memory for images on their way; what is more goes through the disk."""
+_REACHED = 10.0
+"""Seconds in which a cluster's address has to answer."""
 _PATIENCE = 20.0
 """Seconds without a worker after which that is said."""
 
@@ -238,8 +242,9 @@ def _connected(address: str, runtime: RuntimeOptions, workers: int | None) -> It
                 own |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_temp_dir": place}
             before = signal.getsignal(signal.SIGTERM)
             try:
+                _reach(address)
                 ray.init(**own, log_to_driver=False, logging_level=logging.ERROR)
-            except (ConnectionError, ValueError, RuntimeError) as error:
+            except (OSError, ValueError, RuntimeError) as error:
                 raise ProviderError(
                     f"there is no Ray at {address}: {library_reason(error)}",
                     hint="--ray without an address starts one here; ray start --head starts one for several machines.",
@@ -251,6 +256,17 @@ def _connected(address: str, runtime: RuntimeOptions, workers: int | None) -> It
                 yield ray
             finally:
                 ray.shutdown()
+
+
+def _reach(address: str) -> None:
+    """Connect to an address that names a port: Ray itself would try for many minutes.
+
+    Raises:
+        OSError, ValueError: nothing answers there, or it is no address.
+    """
+    place = urlsplit(address if "://" in address else f"//{address}")
+    if place.hostname and place.port:
+        socket.create_connection((place.hostname, place.port), _REACHED).close()
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -151,6 +152,22 @@ def outcome(pool: RayPool, parts: list[Part]) -> tuple[list[str], dict[str, str]
                 else:
                     pool.again(part.halves(left))
     return drawn, aside
+
+
+@pytest.mark.parametrize("form", ["127.0.0.1:{}", "ray://127.0.0.1:{}", "localhost:{}0000"])
+def test_a_cluster_that_does_not_answer_is_refused_before_ray_waits_for_it(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits = SimpleNamespace(is_initialized=lambda: False, init=lambda **_: pytest.fail("Ray waits"))
+    monkeypatch.setitem(sys.modules, "ray", waits)
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))  # and nobody listens
+        address = form.format(free.getsockname()[1])
+        with (
+            pytest.raises(ProviderError, match=f"there is no Ray at {address}: "),
+            ray_pool._connected(address, RuntimeOptions("cpu"), 1),
+        ):
+            pass
 
 
 def test_an_image_that_kills_its_workers_is_set_aside_alone(pool: Callable[..., RayPool]) -> None:
