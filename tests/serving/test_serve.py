@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,8 @@ def test_requests_at_once_are_drawn_together_and_are_what_they_are_alone(
     alone = [image_of(served, body) for body in asked]
     assert [len(batch) for batch in batches] == [1] * 6
     batches.clear()
-    monkeypatch.setattr(served.service.waiting, "wait", 1.0)  # all are there by then
+    waiting = served.service.waiting
+    monkeypatch.setattr(waiting, "rule", replace(waiting.rule, wait=1.0))  # all are there by then
     together: dict[int, Any] = {}
 
     def ask(number: int) -> None:

@@ -86,7 +86,10 @@ static size_t used = 0;
 
 hipError_t hipHostMalloc(void** memory, size_t size, unsigned flags) {
     (void)flags;
-    *memory = aligned_alloc(256, (size + 511) / 256 * 256);
+    const size_t taken = (size + 511) / 256 * 256;
+    *memory = aligned_alloc(256, taken);
+    // No kernel writes to it: what was freed before could read as NaN. Large blocks come from the system as zeros.
+    if (*memory && taken <= 1 << 20) memset(*memory, 0, taken);
     return *memory ? 0 : 2;
 }
 hipError_t hipMalloc(void** memory, size_t size) {
