@@ -195,8 +195,8 @@ def server(args: argparse.Namespace, prompts: list[str]) -> Outcome:
         answers = ask_in_time(args.url.rstrip("/"), bodies, due, patience)
     else:
         words = ["--provider", args.provider, "--size", args.size, "--images-at-once", str(args.images_at_once)]
-        with served(args.pipeline, *words, "--timeout", str(patience)) as url:
-            answers = ask_in_time(url, bodies, due, patience)
+        with served(args.pipeline, *words, "--timeout", str(patience)) as own:
+            answers = ask_in_time(own.url, bodies, due, patience)
     found = {f"p{each}": percentile(answers.latencies, each) for each in PERCENTILES}
     missing = len(answers.problems)
     holds = not missing and found[f"p{PERCENTILE}"] <= LATENCY

@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.request import Request, urlopen
 
 import numpy as np
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 CONNECTIONS = 256
 """Requests under way at once. One more waits here, and its latency counts from when it was due."""
-_POLL = 0.05
+_POLL = 0.01
 
 
 @dataclass(frozen=True)
@@ -84,9 +84,16 @@ def ask_in_time(url: str, bodies: Sequence[dict[str, Any]], due: NDArray[np.floa
     return Answers(latencies, problems, time.perf_counter() - started)
 
 
+class Served(NamedTuple):
+    """A server: where it answers, and the number of its process."""
+
+    url: str
+    process: int
+
+
 @contextmanager
-def served(pipeline: Path, *options: str) -> Iterator[str]:
-    """The URL of a server of its own that is ready; it ends with the block.
+def served(pipeline: str | Path, *options: str) -> Iterator[Served]:
+    """A server of its own that is ready; it ends with the block.
 
     Args:
         options: of ``sdort serve``.
@@ -102,7 +109,7 @@ def served(pipeline: Path, *options: str) -> Iterator[str]:
                     log.seek(0)
                     sys.exit(f"sdort serve ended:\n{log.read()}")
                 time.sleep(_POLL)
-            yield url
+            yield Served(url, server.pid)
         finally:
             server.terminate()
 

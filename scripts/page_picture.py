@@ -10,18 +10,14 @@ seconds.
 from __future__ import annotations
 
 import argparse
-import re
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
+from open_loop import served
 from support.browser import opened_browser, watched
 
-SERVER = (sys.executable, "-m", "sdort", "serve", "demo", "--port", "0", "--provider", "cpu")
 PROMPTS = (
     "a large yellow star on navy",
     "a small green triangle on white",
@@ -33,23 +29,15 @@ WIDTH, HEIGHT = 1200, 700
 """Of the window, in CSS pixels."""
 
 
-@contextmanager
-def served() -> Iterator[str]:
-    """The address of a server, until the end of the block."""
-    with subprocess.Popen(SERVER, stderr=subprocess.PIPE, text=True) as process:
-        assert process.stderr is not None
-        try:
-            yield next(found[0] for line in process.stderr if (found := re.search(r"http://\S+", line)))
-        finally:
-            process.terminate()
-            process.stderr.read()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs" / "images")
     target: Path = parser.parse_args().folder.resolve()
-    with served() as address, opened_browser() as browser, watched(browser, f"{address}/", WIDTH) as opened:
+    with (
+        served("demo", "--provider", "cpu") as server,
+        opened_browser() as browser,
+        watched(browser, f"{server.url}/", WIDTH) as opened,
+    ):
         page = opened.page
         page.set_viewport_size({"width": WIDTH, "height": HEIGHT})
         page.get_by_text("connected", exact=True).wait_for()

@@ -11,20 +11,19 @@ seeds, in turns, so that both see the same machine; medians of the rounds.
 from __future__ import annotations
 
 import json
-import re
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from urllib.request import Request, urlopen
 
 import psutil
 from measuring import Arguments, timed
+from open_loop import served
 
 import sdort
 
@@ -43,13 +42,16 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=16)
     args = parser.parse_args()
     opened, seconds = timed(lambda: run(sys.executable, "-c", OPEN, args.pipeline, args.provider))
-    with server(args.pipeline, args.provider) as (ask, ready, resident):
-        print(f"opening {seconds:.2f} s, {int(opened) / 1e6:.0f} MB; ready {ready:.2f} s, {resident() / 1e6:.0f} MB")
+    started = time.perf_counter()
+    with served(args.pipeline, "--provider", args.provider) as server:
+        ready, ask = time.perf_counter() - started, asking(server.url)
+        resident = psutil.Process(server.process).memory_info().rss
+        print(f"opening {seconds:.2f} s, {int(opened) / 1e6:.0f} MB; ready {ready:.2f} s, {resident / 1e6:.0f} MB")
         cost = median(timed(lambda: ask("/api/info"))[1] for _ in range(200))
         print(f"a request that draws nothing: {1e3 * cost:.2f} ms")
         rows = list(rates(args.pipeline, args.provider, args.steps, args.images, args.rounds, args.clients, ask))
-    batch, served, ratio = (median(column) for column in zip(*rows, strict=True))
-    print(f"batch {batch:.2f} images/s, serve {served:.2f} images/s, ratio {ratio:.3f} (medians of {len(rows)} rounds)")
+    batch, serve, ratio = (median(column) for column in zip(*rows, strict=True))
+    print(f"batch {batch:.2f} images/s, serve {serve:.2f} images/s, ratio {ratio:.3f} (medians of {len(rows)} rounds)")
     return 0
 
 
@@ -65,46 +67,20 @@ def rates(
             report = sdort.batch(pipeline, lines, Path(folder) / str(number), provider=provider)
             _, seconds = timed(lambda: list(pool.map(lambda body: ask("/v1/images/generations", body), bodies)))
             if number:  # the first round is not counted
-                batch, served = report.images_per_second or 0.0, images / seconds
-                print(f"batch {batch:.2f} images/s, serve {served:.2f} images/s", flush=True)
-                yield batch, served, served / batch
+                batch, serve = report.images_per_second or 0.0, images / seconds
+                print(f"batch {batch:.2f} images/s, serve {serve:.2f} images/s", flush=True)
+                yield batch, serve, serve / batch
 
 
-@contextmanager
-def server(pipeline: Path, provider: str) -> Iterator[tuple[Callable[..., bytes], float, Callable[[], int]]]:
-    """A server that is ready: what asks it, the seconds until then, and what gives its resident bytes."""
-    words = [sys.executable, "-m", "sdort", "serve", str(pipeline), "--provider", provider, "--port", "0"]
-    started = time.perf_counter()
-    with tempfile.TemporaryFile("w+") as log, subprocess.Popen(words, stderr=log, stdout=subprocess.DEVNULL) as process:
-        try:
-            url = ""
-            while not (url and answers(url)):
-                if process.poll() is not None:
-                    log.seek(0)
-                    raise SystemExit(log.read())
-                log.seek(0)
-                found = re.search(r"listening at (\S+)", log.read())
-                url = found[1] if found else ""
-                time.sleep(0.01)
+def asking(url: str) -> Callable[..., bytes]:
+    """What asks a server: a path, and the body of a request that posts one."""
 
-            def ask(path: str, body: object = None) -> bytes:
-                data = None if body is None else json.dumps(body).encode()
-                with urlopen(Request(url + path, data, {"Content-Type": "application/json"})) as answer:
-                    return bytes(answer.read())
+    def ask(path: str, body: object = None) -> bytes:
+        data = None if body is None else json.dumps(body).encode()
+        with urlopen(Request(url + path, data, {"Content-Type": "application/json"})) as answer:
+            return bytes(answer.read())
 
-            resident = psutil.Process(process.pid)
-            yield ask, time.perf_counter() - started, lambda: int(resident.memory_info().rss)
-        finally:
-            process.terminate()
-
-
-def answers(url: str) -> bool:
-    """Whether a server is ready."""
-    try:
-        with urlopen(f"{url}/ready"):
-            return True
-    except OSError:
-        return False
+    return ask
 
 
 def run(*words: object) -> str:

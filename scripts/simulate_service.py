@@ -316,12 +316,12 @@ def check(times: Times, rule: BatchRule, args: argparse.Namespace) -> int:
     words = ["--provider", args.provider, "--size", ",".join(shape.size for shape in times.shapes)]
     with served(
         args.pipeline, *words, "--images-at-once", str(rule.most), "--batch-wait", str(rule.wait), "--timeout", "3600"
-    ) as url:
-        answers = ask_in_time(url, bodies, arrivals, 3600.0)
+    ) as server:
+        answers = ask_in_time(server.url, bodies, arrivals, 3600.0)
         print(f"{requests} requests at {rate:.3g} a second; {len(answers.problems)} failed")
         if answers.problems:
             return 1
-        computed = sum(map(float, re.findall(r"(?m)^sdort_stage_seconds_sum.* (\S+)$", metrics(url))))
+        computed = sum(map(float, re.findall(r"(?m)^sdort_stage_seconds_sum.* (\S+)$", metrics(server.url))))
     drift, first = 1.0, simulate(times, rule, 1, args.queue, arrivals, shapes, args.seed)
     run = first
     for _ in range(_TURNS):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sdort.batches.line_files import Line
-from sdort.errors import MemoryShortageError, ParityError, ProviderError, UsageError
+from sdort.errors import OF_AN_IMAGE, ProviderError
 from sdort.generation.job import Job
 
 MOST_DEATHS = 2
@@ -17,7 +17,7 @@ class WorkerDeathError(ProviderError):
     """Workers died while they drew a part."""
 
 
-OF_A_LINE = (UsageError, ParityError, MemoryShortageError, WorkerDeathError)
+OF_A_LINE = (*OF_AN_IMAGE, WorkerDeathError)
 """Errors that may be a line's own; others end the batch."""
 
 

@@ -142,3 +142,7 @@ class CancelledError(SdortError):
     """A caller ended its call: :attr:`sdort.generation.requests.typed_options.GenerationOptions.cancel`."""
 
     exit_code = 130
+
+
+OF_AN_IMAGE = (UsageError, ParityError, MemoryShortageError)
+"""Errors that may be one image's own: others that were to be drawn with it can be drawn without it."""

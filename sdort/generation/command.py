@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -180,8 +180,7 @@ class Pipeline:
         with self._turns.take(job.cancel):
             job = job.for_pipeline(self._models.folder)
             plan, needed = self._plan(job, paths)
-            judged = is_judged(job.requests[0].safety)
-            with previewing(self._models, job.previews, paths[0] if paths else None, self._options, judged=judged):
+            with _previews_of(self, job, paths):
                 result = self._generate(job, plan, list(paths), [], [], on_image)
             self._held = max(self._held, needed)
             return result
@@ -214,8 +213,7 @@ class Pipeline:
         try:
             for job, plan in zip(unfinished.jobs, plans, strict=True):
                 own, left = left[: job.images], left[job.images :]
-                judged = is_judged(job.requests[0].safety)
-                with previewing(self._models, job.previews, own[0] if own else None, self._options, judged=judged):
+                with _previews_of(self, job, own):
                     results.append(self._generate(job, plan, own, written, bad))
             _refuse_bad(bad, sum(len(job.requests) for job in unfinished.jobs))
         except BaseException:
@@ -557,6 +555,12 @@ def _grid(first: Job, images: Sequence[Image], paths: Sequence[Path]) -> Path | 
     path = save_grid(grid_of(first, paths), images, overwrite=first.overwrite, quality=first.quality)
     say(f"wrote {path}, a grid of {len(images)} images")
     return path
+
+
+def _previews_of(pipeline: Pipeline, job: Job, paths: Sequence[Path]) -> AbstractContextManager[None]:
+    """A block that shows the previews of a job whose images have these files, or none."""
+    first, judged = paths[0] if paths else None, is_judged(job.requests[0].safety)
+    return previewing(pipeline._models, job.previews, first, pipeline._options, judged=judged)
 
 
 def _values(record: GenerationRecord) -> dict[str, Any]:

@@ -34,6 +34,7 @@ SERVING = {
 """Package -> what the extra ``serve`` asks for."""
 SCALING = {"ray": "ray>=2.50"}
 """Package -> what the extra ``scale`` asks for."""
+_ASKED = {**REQUIREMENTS, **SERVING, **SCALING}
 TRACING = ("torch", *REQUIREMENTS)
 """Packages that read a checkpoint's architecture and trace it."""
 COMPARING = ("torch", "diffusers", "transformers")
@@ -104,11 +105,10 @@ def _install(names: list[str]) -> str:
         for vendor, index in sorted(TORCH_INDEXES.items(), key=lambda entry: entry[0] not in here):
             mark = ", as here" if vendor in here else ""
             lines.append(f"{pip('install', TORCH, *(['--index-url', index] if index else []))}   # {vendor}{mark}")
-    known = {**REQUIREMENTS, **SERVING, **SCALING}
-    others = [known[name] for name in names if name in known]
+    others = [_ASKED[name] for name in names if name in _ASKED]
     if others:
         lines += ["Install what lacks; none of it brings or replaces a torch:", pip("install", *others)]
-    rest = [name for name in names if name != "torch" and name not in known]
+    rest = [name for name in names if name != "torch" and name not in _ASKED]
     return "\n".join([*lines, *(_own(rest) if rest else [])])
 
 
@@ -155,7 +155,7 @@ def _again(name: str) -> str:
 @cache
 def _remark_on_age(name: str) -> None:
     """Say once that a package is older than what sdort is tested with: pip cannot, where it did not install it."""
-    wanted = {"torch": TORCH, **REQUIREMENTS, **SERVING, **SCALING}[name].partition(">=")[2]
+    wanted = {"torch": TORCH, **_ASKED}[name].partition(">=")[2]
     here = installed_version(name)
     if here is not None and _numbers(here) < _numbers(wanted):
         from sdort.console import warn  # with rich, which may be what is not installed

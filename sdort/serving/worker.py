@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from sdort.errors import CancelledError, MemoryShortageError, ParityError, SdortError, UsageError
+from sdort.errors import OF_AN_IMAGE, CancelledError, MemoryShortageError, SdortError, UsageError
 from sdort.generation.command import Pipeline, load_folder
 from sdort.generation.files.infotext import parameters_text
 from sdort.generation.job import plan_job
@@ -32,8 +32,6 @@ from sdort.serving.refusals import words_of
 from sdort.serving.served_model import ServedModel
 from sdort.serving.waiting import Batch, Piece, Waiting
 
-_OWN = (UsageError, ParityError, MemoryShortageError)
-"""Errors that may be one image's own; the others of its batch are drawn again without it."""
 _PREVIEWS = 8
 """Previews of an image."""
 
@@ -151,12 +149,12 @@ class Worker:
         except Exception as error:  # whatever it is, the server goes on
             log("batch failed", level=logging.ERROR, error=error, model=model.name, images=len(batch.pieces))
             left = [piece for number, piece in enumerate(batch.pieces) if number not in done]
-            if isinstance(error, _OWN) and len(left) > 1:
+            if isinstance(error, OF_AN_IMAGE) and len(left) > 1:
                 for half in (left[: len(left) // 2], left[len(left) // 2 :]):
                     self.current = Batch(half)
                     self._draw(self.current)
                 return
-            if not isinstance(error, _OWN) and (broken := self._open.pop(model.name, None)):
+            if not isinstance(error, OF_AN_IMAGE) and (broken := self._open.pop(model.name, None)):
                 broken.close()  # its sessions may be in any state: they are opened anew
             for piece in left:
                 self._post(piece.drawing.fail, *_told(error, model))

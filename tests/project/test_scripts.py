@@ -649,14 +649,14 @@ def test_capacity(
     made: Made, run: Run, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import simulate_service as module
-    from open_loop import Answers
+    from open_loop import Answers, Served
 
     saved, report = tmp_path / "times.json", tmp_path / "rows.json"
     words = ("--provider", "cpu", "--sizes", "64x64", "--steps", 1, "--repeat", 1, "--images-at-once", 2)
     checked = ("simulate_service", made.fast, *words, "--save", saved, "--check", "--requests", 4, "--load", 0.3)
     assert run(*checked, "--within", 1000) == 0
     assert {*json.loads(saved.read_text())["shapes"][0]["seconds"]} == {"1", "2"}
-    monkeypatch.setattr(module, "served", lambda *_: nullcontext("http://127.0.0.1:9"))
+    monkeypatch.setattr(module, "served", lambda *_: nullcontext(Served("http://127.0.0.1:9", 0)))
     assert run("simulate_service", made.fast, *words, "--times", saved, "--check", "--requests", 2) == 1
     assert "2 failed" in capsys.readouterr().out
     late = Answers(np.full(2, 99.0), [], 100.0)

@@ -222,6 +222,7 @@ def _decoded(
 ) -> Image.Image:
     from PIL import Image, ImageOps, UnidentifiedImageError
 
+    what = f"{option} {name}".rstrip()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of damaged metadata; of too many pixels is judged here
         pictures = count_pictures(content)
@@ -229,16 +230,16 @@ def _decoded(
             picture = Image.open(io.BytesIO(content), formats=formats)
         except UnidentifiedImageError as error:
             raise ValueError(_other_format(content)) from error
-        _check_pixels(picture, f"{option} {name}".rstrip(), most)
+        _check_pixels(picture, what, most)
         _check_tiles(picture)
         if pictures not in ("0", "1"):
-            say(f"{option} {name}: the first of its {pictures} pictures is taken")
+            say(f"{what}: the first of its {pictures} pictures is taken")
         picture.load()
         if isinstance(
             profile := picture.info.get("Raw profile type exif"), str
         ):  # ImageMagick's form of Exif, in hexadecimal
             check_directories(bytes.fromhex("".join(profile.split("\n")[3:])))
-        return _eight_bits(ImageOps.exif_transpose(picture), f"{option} {name}")
+        return _eight_bits(ImageOps.exif_transpose(picture), what)
 
 
 def _check_tiles(picture: Image.Image) -> None:
