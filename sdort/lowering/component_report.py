@@ -63,6 +63,10 @@ class ComponentReport:
     """Fusion -> what it did."""
     remaining: list[Remaining] = field(default_factory=list, metadata=_INTERNAL)
     """Operators that the written graph has left in parts, by kind (:mod:`sdort.lowering.remaining`)."""
+    whole: dict[str, int] = field(default_factory=dict, metadata=_INTERNAL)
+    """Kind -> how many of it are one operator each in the written graph."""
+    architecture_known: bool = field(default=False, metadata=_INTERNAL)
+    """Whether a config.json says what has to be in the graph: without, nobody knows that all fused."""
     declined: dict[str, int] = field(default_factory=dict)
     """Places that stayed unfused because the target has no kernel for the result, by reason."""
     changes: dict[str, int] = field(default_factory=dict)

@@ -105,6 +105,13 @@ def remaining(editor: Editor, target: Target, outcomes: Mapping[str, Outcome]) -
     return rows
 
 
+def whole(editor: Editor) -> dict[str, int]:
+    """Kind -> how many of it are one operator each; none of the kinds of which there are none."""
+    operators = Counter(node.op for node in editor.graph.nodes)
+    counts = {kind: sum(operators[name] for name in names) for kind, names in _FUSED.items()}
+    return {kind: number for kind, number in counts.items() if number}
+
+
 def _reason(kind: str, target: Target, outcomes: Mapping[str, Outcome]) -> str:
     """Reasons at which the rules for a kind stopped, most frequent first; empty if they say nothing."""
     needed = _NEEDED.get(kind)

@@ -19,7 +19,7 @@ from sdort.errors.plain_text import library_reason
 from sdort.graph.domains import OWN_DOMAIN
 from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport, count_operators
-from sdort.lowering.remaining import remaining
+from sdort.lowering.remaining import remaining, whole
 from sdort.lowering.unlowered import unlowered
 from sdort.passes import (
     attention_form,
@@ -210,6 +210,7 @@ def _all_supported(run: PipelineRun) -> int:
 
 def _count_left(run: PipelineRun) -> int:
     run.report.remaining = remaining(run.editor, run.target, run.report.fusions)
+    run.report.whole = whole(run.editor)
     return 0
 
 

@@ -271,8 +271,9 @@ def _optimize_component(
     with progress(FUSING.format(name)):
         optimize_model(model, _options(request, path, selector), done)
     report.misses.extend(f"{name}: {miss}" for miss in done.misses)
-    if known and not request.disable:
-        misses = config_misses(model, path.parent / "config.json", request.provider, done)
+    misses = config_misses(model, path.parent / "config.json", request.provider, done) if known else None
+    done.architecture_known = misses is not None
+    if misses and not request.disable:
         report.wrong_counts.extend(f"{name}: {miss}" for miss in misses)
     hashes = _write(request, model, model_file(request, name, path, stage, known=known), done)
     if selector and name in selector.selections:

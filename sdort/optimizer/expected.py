@@ -183,21 +183,23 @@ def expected_operators(
     ]
 
 
-def config_misses(model: Model, config: Path, provider: str, report: ComponentReport) -> list[str]:
+def config_misses(model: Model, config: Path, provider: str, report: ComponentReport) -> list[str] | None:
     """The operators that a component lacks of those that its architecture must have, in words.
 
     The raised graph is held to its architecture on every target, the fused one where the target declined nothing.
 
     Args:
-        config: the component's ``config.json``; where there is none, or sdort does not know its architecture, nothing
-            is missing.
+        config: the component's ``config.json``.
         report: of the component.
+
+    Returns:
+        What is missing; None where there is no config, or sdort does not know its architecture.
 
     Raises:
         BadModelError: the config is broken.
     """
     if not config.is_file() or not component_schema(model.component):
-        return []
+        return None
     settings = read_component_config(config, model.component)
     clip_skips = sum(output.name.startswith(f"{CLIP_SKIP}.") for output in model.graph.outputs)
     images = sum(source.name.startswith(f"{IMAGE_TOKENS}.") for source in model.graph.inputs)
@@ -206,7 +208,7 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
         fused = expected_operators(settings, model.component, provider, clip_skips, images)
     except BadModelError as error:
         detail(f"{model.component}: no counts can be derived from {config}: {error}")
-        return []
+        return None
     counts = report.operators_raised
     misses = [e.difference(sum(counts.get(op, 0) for op in e.operators)) for e in raised]
     fuses_all = f"{MICROSOFT}.GroupNorm" in load_target(provider).conditions

@@ -114,9 +114,29 @@ def what_stays(report: OptimizeReport) -> str:
     return f"In standard operators stay {', '.join(parts)}." if parts else ""
 
 
+def without_architecture(report: OptimizeReport) -> str:
+    """``No architecture is known of model, ...: 4 attentions and 6 Gelus are one operator each.``; else empty.
+
+    No config says of such a graph what has to be in it, so that nobody can say that all of it fused.
+    """
+    parts = {name: c for name, c in report.components.items() if not c.architecture_known}
+    if not parts:
+        return ""
+    kinds: Counter[str] = Counter()
+    for component in parts.values():
+        kinds.update(component.whole)
+    numbers = ", ".join(f"{number} {kind}{'s' * (number != 1)}" for kind, number in kinds.items())
+    whole = f"{numbers} {'is' if kinds.total() == 1 else 'are'} one operator each" if numbers else ""
+    in_parts = "" if any(c.remaining for c in parts.values()) else "none that sdort recognizes is in parts"
+    there = ", ".join(part for part in (whole, in_parts) if part)
+    names = ", ".join(parts)
+    return f"No architecture is known of {names}, so nothing says what should fuse{there and f': {there}'}."
+
+
 def conclusion(report: OptimizeReport) -> str:
-    """Whether everything fused, by what is in the graphs."""
-    return what_stays(report) or "Everything that should fuse did."
+    """Whether everything fused, by what is in the graphs and by what the configs say."""
+    said = f"{what_stays(report)} {without_architecture(report)}".strip()
+    return said or "Everything that should fuse did."
 
 
 def explanation(report: OptimizeReport) -> str:
@@ -128,8 +148,8 @@ def explanation(report: OptimizeReport) -> str:
     idle = {outcome.name for outcome in outcomes} - {outcome.name for outcome in outcomes if outcome.candidates}
     ends = f"; {len(idle)} fusions found nothing to do" if idle else ""
     words = fused or "no operator is fused"
-    stays = what_stays(report)
-    return f"Fused: {words}{ends}. {stays}" if stays else f"Everything that should fuse did: {words}{ends}."
+    said = f"{what_stays(report)} {without_architecture(report)}".strip()
+    return f"Fused: {words}{ends}. {said}" if said else f"Everything that should fuse did: {words}{ends}."
 
 
 def left_places(report: OptimizeReport) -> list[tuple[int, str, str]]:

@@ -41,6 +41,7 @@ def optimized(text: str, target: str = "cpu") -> ComponentReport:
 
 def verdict(report: ComponentReport, target: str) -> str:
     whole = OptimizeReport("in", "out", target, False)
+    report.architecture_known = True
     whole.components["unet"] = report
     return conclusion(whole)
 

@@ -43,8 +43,9 @@ def component(name: str, *outcomes: Outcome, **values: Any) -> ComponentReport:
 
 
 def report(*components: ComponentReport, **values: Any) -> OptimizeReport:
+    """Of components whose architectures are known."""
     made = OptimizeReport("in", "out", "rocm", False, **values)
-    made.components = {each.component: each for each in components}
+    made.components = {each.component: replace(each, architecture_known=True) for each in components}
     return made
 
 
@@ -143,6 +144,21 @@ def test_what_stays_is_added_up_by_kind_with_each_reason_once() -> None:
     assert explanation(report(*parts)) == f"Fused: no operator is fused. {stays}"
     for left, of, text in ((1, 1, "1 of 1 norm"), (1, 2, "1 of 2 norms"), (1, 0, "1 norm"), (2, 0, "2 norms")):
         assert Remaining("norm", left, of, "", "").count == text
+
+
+def test_of_a_graph_of_which_no_architecture_is_known_nobody_says_that_all_fused() -> None:
+    named, model = ComponentReport("unet", architecture_known=True), ComponentReport("model")
+    made = OptimizeReport("in", "out", "cpu", False)
+    made.components = {"unet": named, "model": model}
+    nobody = "No architecture is known of model, so nothing says what should fuse"
+    assert conclusion(made) == f"{nobody}: none that sdort recognizes is in parts."
+    named.whole, model.whole = {"Gelu": 7}, {"attention": 1}
+    assert conclusion(made) == f"{nobody}: 1 attention is one operator each, none that sdort recognizes is in parts."
+    model.whole = {"attention": 1, "RMS norm": 2}
+    model.remaining = [Remaining("Gelu", 1, 3, "x", "n")]
+    stays = f"In standard operators stay 1 of 3 Gelus (x). {nobody}: 1 attention, 2 RMS norms are one operator each."
+    assert conclusion(made) == stays
+    assert explanation(made) == f"Fused: no operator is fused. {stays}"
 
 
 def test_places_that_stay_are_told_by_reason_with_the_graph_s_own_numbers() -> None:
