@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 """Images a second of `sdort batch` on 1, 2 and 4 GPUs, and Ray's share of the time.
 
-    python scripts/batch_gpus.py PIPELINE [--provider cuda] [--workers 1,2,4] [--images 64] [--steps 20] [--size WxH]
-        [--rounds 3] [--share 0.03] [--json FILE]
+    python scripts/batch_gpus.py PIPELINE [--provider cuda] [--graph] [--workers 1,2,4] [--images 64] [--steps 20]
+        [--size WxH] [--rounds 3] [--share 0.03] [--json FILE]
 
 Each row is a command of its own: a batch without workers, and batches with --ray and as many workers as --workers says,
 in turn in each round, each with --images prompts for each worker. With --provider cpu the workers share the CPUs. A
-row's rate is the median over the rounds of what the command says, loading left out. Ray's share is what one worker
-loses against none. The exit code is 1 where an image of a batch with workers differs from that of the same prompt
-without, or Ray's share is above --share.
+row's rate is the median over the rounds. It is that of the images' files between the first and the last part of each
+worker, since workers are not ready at once, and do not end at once; where these are fewer than 16 images, it is what
+the command says. Ray's share is what one worker loses against none. The exit code is 1 where an image of a batch with
+workers differs from that of the same prompt without, or Ray's share is above --share.
 """
 
 from __future__ import annotations
@@ -22,7 +23,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
-from measuring import Arguments
+from measuring import Arguments, steady_rate
+
+from sdort.batches.journal import IMAGES
+from sdort.batches.ray_pool import OF_A_PART
 
 PLAIN = "no worker"
 
@@ -59,16 +63,18 @@ def drawn(args: argparse.Namespace, out: Path, workers: int) -> float:
     prompts = out.with_suffix(".txt")
     prompts.write_text("\n".join(f"photograph number {number}" for number in range(args.images * max(workers, 1))))
     words = [args.pipeline, "--prompts", prompts, "--out", out, "--provider", args.provider, "--size", args.size]
-    words += ["--steps", args.steps, "--json", *(["--workers", workers, "--ray"] if workers else [])]
+    words += ["--steps", args.steps, "--json", *["--graph"][: args.graph]]
+    words += ["--workers", workers, "--ray"] if workers else []
     done = subprocess.run(
         [sys.executable, "-m", "sdort", "batch", *map(str, words)], stdout=subprocess.PIPE, check=True
     )
-    return float(json.loads(done.stdout)["images_per_second"])
+    times = [file.stat().st_mtime for file in out.glob("*.png")]
+    return steady_rate(times, OF_A_PART * max(workers, 1)) or float(json.loads(done.stdout)["images_per_second"])
 
 
 def hashes(out: Path) -> dict[str, str]:
     """The hash of each image."""
-    lines = (out / "images.jsonl").read_text().splitlines()
+    lines = (out / IMAGES).read_text().splitlines()
     return {entry["file"]: entry["sha256"] for entry in map(json.loads, lines)}
 
 
@@ -77,7 +83,7 @@ def numbers(text: str) -> list[int]:
 
 
 def arguments() -> argparse.Namespace:
-    parser = Arguments(__doc__, "pipeline --provider --size --steps --images --json", images=64)
+    parser = Arguments(__doc__, "pipeline --provider --graph --size --steps --images --json", images=64)
     parser.add_argument("--workers", type=numbers, default=[1, 2, 4], help="by commas, the smallest first")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--share", type=float, default=0.03, help="the most that Ray may take")

@@ -8,6 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from sdort.demo.shapes import SHAPES
 from sdort.providers import AUTO, PROVIDER_NAMES
 
@@ -27,6 +29,9 @@ _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "--repeat": {"type": int, "default": 30, "help": "timed calls of each row"},
     "--json": {"type": Path, "help": "write the rows to this file too"},
 }
+
+_STEADY = 16
+"""Images that say a rate."""
 
 
 class Arguments(argparse.ArgumentParser):
@@ -53,6 +58,19 @@ def timed(call: Callable[[], Any]) -> tuple[Any, float]:
     """What a call returns, and its seconds."""
     started = time.perf_counter()
     return call(), time.perf_counter() - started
+
+
+def steady_rate(times: Sequence[float], edge: int) -> float | None:
+    """Images a second while all that draws is busy, by least squares; None where too few images are left.
+
+    Args:
+        times: seconds at which images were done, in any order.
+        edge: images at either end that are left out.
+    """
+    middle = np.sort(np.asarray(times, np.float64))[edge : len(times) - edge]
+    if len(middle) < _STEADY or middle[0] == middle[-1]:
+        return None
+    return float(np.polyfit(middle - middle[0], np.arange(len(middle)), 1)[0])
 
 
 def in_turns(

@@ -4,6 +4,8 @@
     python scripts/mlperf.py PIPELINE --scenario offline [--prompts FILE] [--count N] [--out DIR] [--images-at-once N]
     python scripts/mlperf.py PIPELINE --scenario server --qps Q [--url URL] [--prompts FILE] [--count N]
 
+Both take --provider, --graph, --size WxH, --steps N and --json FILE.
+
 Offline draws all prompts with `sdort batch`. Server asks `sdort serve` for one after the other at random times (a
 Poisson process whose seed is fixed): a server that it starts, or one that runs at --url. FILE has a caption a line, or
 is MLPerf's captions.tsv; without it captions are made up. --accuracy-log FILE writes the images of an offline run as
@@ -25,7 +27,6 @@ import sys
 import tempfile
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from measuring import Arguments
@@ -100,7 +101,7 @@ def main() -> int:
 
 
 def arguments() -> argparse.Namespace:
-    parser = Arguments(__doc__, "pipeline --provider --steps --json", steps=STEPS)
+    parser = Arguments(__doc__, "pipeline --provider --graph --steps --json", steps=STEPS)
     parser.add_argument("--scenario", choices=("offline", "server"), required=True)
     parser.add_argument("--prompts", type=Path, help="captions: a text file, a line each, or MLPerf's captions.tsv")
     parser.add_argument("--count", type=int, help=f"captions of them; {SAMPLES} are made up by default")
@@ -159,6 +160,7 @@ def offline(args: argparse.Namespace, prompts: list[str]) -> Outcome:
             scheduler=SAMPLER,
             seed=SEED,
             images_at_once=args.images_at_once,
+            graph=args.graph,
         )
         if args.accuracy_log:
             write_accuracy_log(args.accuracy_log, out)
@@ -195,19 +197,14 @@ def server(args: argparse.Namespace, prompts: list[str]) -> Outcome:
         answers = ask_in_time(args.url.rstrip("/"), bodies, due, patience)
     else:
         words = ["--provider", args.provider, "--size", args.size, "--images-at-once", str(args.images_at_once)]
+        words += ["--graph"][: args.graph]
         with served(args.pipeline, *words, "--timeout", str(patience)) as own:
             answers = ask_in_time(own.url, bodies, due, patience)
-    found = {f"p{each}": percentile(answers.latencies, each) for each in PERCENTILES}
+    found = {f"p{each}": answers.within(each) for each in PERCENTILES}
     missing = len(answers.problems)
     holds = not missing and found[f"p{PERCENTILE}"] <= LATENCY
     told = [f"requests arrive at {args.qps:g} a second", *sorted({f"failed: {each}" for each in answers.problems})]
     return Outcome("server", len(bodies) - missing, missing, answers.seconds, answers.per_second, found, holds, told)
-
-
-def percentile(latencies: np.ndarray[Any, Any], percent: int) -> float:
-    """The latency within which a share of requests is answered, as LoadGen takes it: one that was measured."""
-    ordered = np.sort(latencies)
-    return float(ordered[min(len(ordered) * percent // 100, len(ordered) - 1)])
 
 
 def remarks(args: argparse.Namespace, outcome: Outcome) -> list[str]:

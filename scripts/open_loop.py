@@ -40,6 +40,11 @@ class Answers:
         """Images a second."""
         return int(np.isfinite(self.latencies).sum()) / self.seconds
 
+    def within(self, percent: int) -> float:
+        """Seconds within which a share of requests is answered: one of the latencies, as LoadGen takes it."""
+        ordered = np.sort(self.latencies)
+        return float(ordered[min(len(ordered) * percent // 100, len(ordered) - 1)])
+
 
 def poisson_times(count: int, rate: float, seed: int) -> NDArray[np.float64]:
     """float64 [count]: seconds at which requests of a Poisson process arrive, the first one at 0.

@@ -166,14 +166,27 @@ def test_the_recipes_of_services_have_options_that_there_are() -> None:
 
 
 def test_the_benchmark_of_the_server(
-    pipeline: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    pipeline: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     import serve_benchmark
 
-    words = [str(pipeline), "--provider", "cpu", "--steps", "1", "--images", "2", "--rounds", "1", "--clients", "2"]
+    words = [str(pipeline), "--provider", "cpu", "--steps", "1", "--images", "32", "--rounds", "1", "--clients", "2"]
+    words += ["--size", "64x64", "--half-load", "2", "--json", str(tmp_path / "rows.json")]
     monkeypatch.setattr(sys, "argv", ["serve_benchmark.py", *words])
     monkeypatch.setattr(serve_benchmark, "OPEN", "print(1_000_000)")
     assert serve_benchmark.main() == 0
     out = capfd.readouterr().out
     assert re.search(r"^opening [\d.]+ s, 1 MB; ready [\d.]+ s, \d+ MB$", out, re.MULTILINE)
     assert re.search(r"^batch [\d.]+ images/s, serve [\d.]+ images/s, ratio [\d.]+ \(medians of 1 rounds\)$", out, re.M)
+    found = json.loads((tmp_path / "rows.json").read_text())
+    assert found["ratio"] == found["serve"] / found["batch"]
+    assert (found["half_load"]["rate"], found["half_load"]["failed"]) == (found["serve"] / 2, 0)
+    assert 0 < found["half_load"]["p50"] <= found["half_load"]["p99"]
+
+
+def test_the_rate_of_what_is_busy_leaves_out_its_ends() -> None:
+    from measuring import steady_rate
+
+    bursts = [10.0 + second for second in range(6) for _ in range(4)]  # 4 images a second
+    assert steady_rate([*bursts, 99.0, 98.0, 1.0, 2.0], 2) == pytest.approx(4, rel=0.05)
+    assert steady_rate(bursts, 5) is None
