@@ -116,8 +116,8 @@ class RuntimeOptions(ExecutionOptions):
     """Address of a stream of the device that everything runs on, where the provider takes one
     (:attr:`sdort.providers.provider.Provider.stream`); with 0 it makes one of its own."""
     pool: int = 0
-    """Which memory pool sessions share that never run at the same time, where the provider has pools; with 0 each has
-    its own (:mod:`sdort.runtime.memory_pool`)."""
+    """Which memory pool and stream sessions share that never run at the same time, where the provider has them; with 0
+    each has its own (:mod:`sdort.runtime.memory_pool`, :mod:`sdort.runtime.device_stream`)."""
     profile: str = ""
     """Where ONNX Runtime's profile of the session goes: what its file's name begins with; nowhere if empty."""
     control_inputs: bool = False

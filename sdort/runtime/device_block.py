@@ -74,12 +74,11 @@ class DeviceBlock:
             address = self._host.ctypes.data
             self.address = address + -address % ALIGNMENT
             return
-        self._runtime = _loaded(vendor)
         pointer = ctypes.c_void_p()
         self._call("SetDevice", device_id)
         self._call("Malloc", ctypes.byref(pointer), ctypes.c_size_t(nbytes))
         self.address = pointer.value or 0
-        weakref.finalize(self, _free, self._runtime, vendor, self.address).atexit = False
+        weakref.finalize(self, give_back, vendor, "Free", self.address).atexit = False
 
     def write(self, offset: int, values: Array) -> None:
         """Copy an array to ``offset``, now."""
@@ -103,11 +102,10 @@ class DeviceBlock:
         return borrowed_value(self.address + offset, self.vendor, self.device_id, shape, dtype)
 
     def _call(self, name: str, *arguments: Any) -> None:
-        code = getattr(self._runtime, _PREFIXES[self.vendor] + name)(*arguments)
-        if code == _NO_MEMORY:
-            raise MemoryShortageError(f"no memory left on the GPU for {size_text(self.nbytes)} of weights")
-        if code:
-            raise ProviderError(f"{_PREFIXES[self.vendor]}{name} failed with code {code}")
+        try:
+            call_runtime(self.vendor, name, *arguments)
+        except MemoryShortageError:
+            raise MemoryShortageError(f"no memory left on the GPU for {size_text(self.nbytes)} of weights") from None
 
 
 def borrowed_value(address: int, vendor: str, device_id: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
@@ -163,8 +161,24 @@ def _loaded(vendor: str) -> ctypes.CDLL:
     return ctypes.CDLL(path)
 
 
-def _free(runtime: ctypes.CDLL, vendor: str, address: int) -> None:
-    getattr(runtime, _PREFIXES[vendor] + "Free")(ctypes.c_void_p(address))
+def call_runtime(vendor: str, name: str, *arguments: Any) -> None:
+    """Call a function of a vendor's runtime, such as ``SetDevice``: CUDA and HIP name theirs alike.
+
+    Raises:
+        MemoryShortageError: the GPU has no memory left.
+        ProviderError: it fails, or the vendor's library is not loaded (:func:`is_reachable`).
+    """
+    function = _PREFIXES[vendor] + name
+    code = getattr(_loaded(vendor), function)(*arguments)
+    if code == _NO_MEMORY:
+        raise MemoryShortageError("no memory left on the GPU")
+    if code:
+        raise ProviderError(f"{function} failed with code {code}")
+
+
+def give_back(vendor: str, name: str, address: int) -> None:
+    """Free what a vendor's runtime made, whatever becomes of it: the process may be about to end."""
+    getattr(_loaded(vendor), _PREFIXES[vendor] + name)(ctypes.c_void_p(address))
 
 
 def _capsule(address: int, device: tuple[int, int], shape: Sequence[int], dtype: np.dtype[Any]) -> Any:

@@ -34,6 +34,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
 from sdort.runtime.device_block import is_reachable
+from sdort.runtime.device_stream import DeviceStream, open_stream
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.memory_pool import MemoryPool, open_pool
 from sdort.runtime.opener import ALL, FATAL, create_session, stoppable
@@ -122,6 +123,7 @@ class Session:
         inputs: the whole model's, with a preparation.
         placed: the weights that ``ort`` reads and does not own.
         pool: what ``ort`` allocates from, where that is no arena of its own.
+        stream: what ``ort`` computes on, where others compute on it too and a run need not be waited for.
 
     Attributes:
         shallow: the same model without its deep part, which takes what this one gives of that as :attr:`kept`; None
@@ -140,9 +142,11 @@ class Session:
         inputs: Mapping[str, TensorSpec] | None = None,
         placed: PlacedWeights | None = None,
         pool: MemoryPool | None = None,
+        stream: DeviceStream | None = None,
     ) -> None:
         self.ort = ort
         self.pool = pool
+        self.stream = stream
         self._recorded: dict[int, tuple[int, int]] = {}
         self._placed = placed
         self.path = path
@@ -160,7 +164,7 @@ class Session:
         self.shallow: Session | None = None
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _run_options()
-        self._graphs: dict[int, Any] = {}
+        self._graphs: dict[tuple[int, bool], Any] = {}
         self._numbers = 0
         self.ran_on: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         """The dimensions of all inputs, by name, of every :meth:`run` from host memory that succeeded."""
@@ -229,17 +233,18 @@ class Session:
         self._numbers += 1
         return self._numbers
 
-    def run_bound(self, binding: Any, graph: int = 1) -> None:
+    def run_bound(self, binding: Any, graph: int = 1, *, wait: bool = True) -> None:
         """Run an ``IOBinding`` of ONNX Runtime's.
-
-        With ``options.stream`` this returns while the device computes: what comes after on that stream waits for it.
 
         Args:
             graph: with ``options.graph``, which recorded graph this is. The first run of a number records it; from then
                 on the number stands for those shapes and addresses. :data:`UNRECORDED` records and replays nothing.
+            wait: until the device is done. Without it, on a session that has a stream, and always with
+                ``options.stream``, this may return before; what comes after on that stream begins when it is done.
         """
         number = self._number_of(graph)
-        settings = self._settings(number) if self.options.graph or self.options.stream else self._quiet
+        wait = not self.options.stream and (wait or self.stream is None)
+        settings = self._settings(number, wait) if self.options.graph or not wait else self._quiet
         self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
         if self.pool and self.options.graph and number != UNRECORDED and graph not in self._recorded:
             self._recorded[graph] = (number, self.pool.sizes().state)
@@ -254,12 +259,12 @@ class Session:
         del self._recorded[graph]
         return number + _ANEW
 
-    def _settings(self, graph: int) -> Any:
-        if graph not in self._graphs:
-            self._graphs[graph] = settings = _run_options(graph if self.options.graph else UNRECORDED)
-            if self.options.stream:
+    def _settings(self, graph: int, wait: bool) -> Any:
+        if (graph, wait) not in self._graphs:
+            self._graphs[graph, wait] = settings = _run_options(graph if self.options.graph else UNRECORDED)
+            if not wait:
                 settings.add_run_config_entry("disable_synchronize_execution_providers", "1")
-        return self._graphs[graph]
+        return self._graphs[graph, wait]
 
     def stop(self) -> None:
         """End every run of this session, the one that is going on in another thread too, with a ProviderError."""
@@ -556,11 +561,12 @@ def _start_graph(
     else:
         own = _those_of(graph, placed.initializers)
     pool = open_pool(provider, start.tuned.options)
+    stream = open_stream(provider, options) if component in DENOISERS else None
     try:
         ort = create_session(
             model,
             provider,
-            start.tuned.options,
+            replace(start.tuned.options, stream=stream.address) if stream else start.tuned.options,
             severity=start.severity,
             data_folder=folder,
             optimization=start.optimization,
@@ -573,7 +579,7 @@ def _start_graph(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     start.tuned.apply(ort)
-    return Session(ort, path, component, provider, options, weights, preparation, inputs, placed, pool)
+    return Session(ort, path, component, provider, options, weights, preparation, inputs, placed, pool, stream)
 
 
 def _those_of(graph: onnx.ModelProto | None, values: Mapping[str, Any]) -> dict[str, Any]:

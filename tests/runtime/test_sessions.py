@@ -108,6 +108,17 @@ def test_a_run_is_recorded_and_waited_for_as_asked(graph: bool, stream: int, rec
         assert other.get_run_config_entry("gpu_graph_id") == "8"
 
 
+@pytest.mark.parametrize(("stream", "wait", "waits"), [(True, True, True), (True, False, False), (False, False, True)])
+def test_a_run_on_a_shared_stream_is_waited_for_unless_its_caller_does(stream: bool, wait: bool, waits: bool) -> None:
+    made = make(RuntimeOptions("cuda", graph=True), CUDA, stream=SimpleNamespace(address=5) if stream else None)
+    seen: list[Any] = []
+    made.ort.run_with_iobinding = lambda _, settings: seen.append(settings)
+    made.run_bound("a", 7, wait=wait)
+    made.run_bound("a", 7)
+    assert [_entry(each, "disable_synchronize_execution_providers") != "1" for each in seen] == [waits, True]
+    assert [each.get_run_config_entry("gpu_graph_id") for each in seen] == ["7", "7"]
+
+
 def _entry(settings: Any, name: str) -> str | None:
     try:
         return str(settings.get_run_config_entry(name))
@@ -127,7 +138,7 @@ def test_stopping_ends_every_run_and_what_runs_before_the_steps() -> None:
     made.ort.run_with_iobinding = lambda *_: None
     for number in (1, 2):
         made.run_bound("binding", number)
-    kept = [made._quiet, made._settings(1), made._settings(2)]
+    kept = [made._quiet, made._settings(1, True), made._settings(2, True)]
     assert [settings.terminate for settings in kept] == [False] * 3
     made.stop()
     assert [settings.terminate for settings in kept] == [True] * 3

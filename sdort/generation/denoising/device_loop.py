@@ -5,8 +5,9 @@ timesteps, and a matrix of rows, the first noise, every output of the UNet, the 
 between two runs of the UNet puts its last output into the rows and sums them up to its next input, weighted as
 :mod:`sdort.generation.schedules.recurrence` says; guidance is part of the weights. The UNet's own inputs and output
 stay at their addresses, so that a graph of the device can replay it. Where a prompt changes on the way, its next
-conditioning is written over the last one before that step. The loop takes no torch on the device, and is the same code
-on every provider.
+conditioning is written over the last one before that step. Both models compute on one stream where the provider takes
+one: the host asks for a step while the device is at the step before, and waits no longer than that. The loop takes no
+torch on the device, and is the same code on every provider.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ import math
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from sdort.errors import ParityError
+from sdort.errors import ParityError, ProviderError
 from sdort.families.known_families import roles_of
 from sdort.generation.latents.preview import BatchPreviews
 from sdort.generation.requests.deep_cache import whole_calls
 from sdort.generation.schedules.recurrence import Recurrence
 from sdort.graph.signature import Array
+from sdort.runtime.device_stream import DeviceStream
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers, InputShapes, repeated
@@ -88,9 +91,10 @@ def open_sum(unet: Session, masked: bool = False, channels: int | None = None) -
             {last}
             now = Identity (time)
         }}""")
-    options = replace(unet.options, graph=False, custom_ops="off", provider_options=_exact(unet))
+    stream = unet.stream.address if unet.stream else 0
+    options = replace(unet.options, graph=False, custom_ops="off", provider_options=_exact(unet), stream=stream)
     ort = unet.guard(lambda: create_session(model.SerializeToString(), unet.provider, options))
-    return Session(ort, Path("sum"), "scheduler", unet.provider, options)
+    return Session(ort, Path("sum"), "scheduler", unet.provider, options, stream=unet.stream)
 
 
 def _exact(unet: Session) -> Mapping[str, str]:
@@ -169,25 +173,26 @@ class Loop:
         else:
             del accumulator  # its memory goes first
             accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
-        seconds = []
-        for step, whole in enumerate(whole_calls(every, recurrence.steps, conditions)):
-            started = time.perf_counter()
-            accumulator.prepare(step)
-            if conditions.changes(step):
-                buffers.write_conditioning(repeated(conditions.at(step), batch.images))
-            if controls:
-                controls.prepare(step, recurrence.steps, buffers)
-            buffers.run(whole)
-            seconds.append(time.perf_counter() - started)
-            on_step(batch.images)
-            if previews and previews.is_due(step):
-                previews.show(step, buffers.sample.read(), buffers.output.read())
-        started = time.perf_counter()
-        accumulator.prepare(recurrence.steps)
-        latents = accumulator.result()
-        seconds[-1] += time.perf_counter() - started  # a device may not be done with the step before
+        with _Pace(self.unet.stream, lambda: on_step(batch.images)) as pace:
+            for step, whole in enumerate(whole_calls(every, recurrence.steps, conditions)):
+                accumulator.prepare(step)
+                if conditions.changes(step):
+                    pace.wait()
+                    buffers.write_conditioning(repeated(conditions.at(step), batch.images))
+                if controls:
+                    pace.wait()
+                    controls.prepare(step, recurrence.steps, buffers)
+                buffers.run(whole, wait=False)
+                pace.asked()
+                if previews and previews.is_due(step):
+                    pace.wait()
+                    previews.show(step, buffers.sample.read(), buffers.output.read())
+                    pace.restart()
+            accumulator.prepare(recurrence.steps)
+            pace.wait()
+            latents = accumulator.result()
         self._last = accumulator if accumulator.nbytes <= KEPT_ROW_BYTES else None
-        return latents, seconds
+        return latents, pace.seconds
 
     def buffers(self, batch: Batch, conditions: StepConditions, *, steered: bool) -> BoundBuffers:
         """The UNet bound for a batch: the same for every run of its shape, without what steered an earlier one.
@@ -213,6 +218,64 @@ class Loop:
         if (masked, channels) not in self._sums:
             self._sums[masked, channels] = open_sum(self.unet, masked, channels)
         return self._sums[masked, channels]
+
+
+class _Pace:
+    """How far the device is with the steps that it was asked for; at the end of the block it is done, however that ends.
+
+    Args:
+        stream: what the steps run on; None where each is done when its call returns.
+        on_step: called after every step that is done.
+    """
+
+    def __init__(self, stream: DeviceStream | None, on_step: Callable[[], None]) -> None:
+        self._stream = stream
+        self._on_step = on_step
+        self._asked = 0
+        self.seconds: list[float] = []
+        """What each step took on the device, from the end of the one before; the last one with what follows it."""
+        self._since = time.perf_counter()
+
+    def __enter__(self) -> _Pace:
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.wait()
+            self.seconds[-1] += time.perf_counter() - self._since
+        elif self._stream:
+            with suppress(ProviderError):  # what failed first says more
+                self._stream.wait()
+
+    def asked(self) -> None:
+        """A step was asked for: wait for the one before, so that the device always has something to do, and what the
+        user sees is true."""
+        self._asked += 1
+        if self._stream is None:
+            self._done()
+            return
+        self._stream.set_mark(self._stream.marks[self._asked % 2])
+        if self._asked > len(self.seconds) + 1:
+            self._stream.reach(self._stream.marks[(self._asked - 1) % 2])
+            self._done()
+
+    def wait(self) -> None:
+        """Wait for all that was asked for."""
+        if self._stream:
+            self._stream.wait()
+        while len(self.seconds) < self._asked:
+            self._done()
+
+    def restart(self) -> None:
+        """Begin the time of the next step now: what came before is no part of it."""
+        self._since = time.perf_counter()
+
+    def _done(self) -> None:
+        now = time.perf_counter()
+        self.seconds.append(now - self._since)
+        self._on_step()
+        # The device goes on meanwhile where it has a stream.
+        self._since = now if self._stream else time.perf_counter()
 
 
 class StepAccumulator:
@@ -326,7 +389,7 @@ class StepAccumulator:
 
     def prepare(self, step: int) -> None:
         """Keep the output of the step before, and make the input of ``step``, or the result after the last."""
-        self.session.run_bound(self._bindings[step])
+        self.session.run_bound(self._bindings[step], wait=False)
 
     def result(self) -> Array:
         """The denoised latents.

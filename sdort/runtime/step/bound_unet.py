@@ -189,11 +189,12 @@ class BoundBuffers:
         for buffer in self.residuals.values():
             buffer.fill(0.0)
 
-    def run(self, whole: bool = True) -> None:
+    def run(self, whole: bool = True, *, wait: bool = True) -> None:
         """One run of the UNet from the buffers into the buffers.
 
         Args:
             whole: with its deep part, and not with what the last whole run gave of that.
+            wait: as :meth:`sdort.runtime.session.Session.run_bound` takes it.
         """
         session, bindings = self.session, self._bindings
         if session.shallow and not whole:
@@ -202,7 +203,7 @@ class BoundBuffers:
             self._shallow = [self._first_run(session, session.shallow, number) for number in range(len(bindings))]
             return
         for binding, graph in zip(bindings, self.graphs, strict=True):
-            session.run_bound(binding, graph)
+            session.run_bound(binding, graph, wait=wait)
 
     def _first_run(self, session: Session, shallow: Session, number: int) -> Any:
         """A run that says how large the deep part's output is, which stays at its address; the outer part, bound."""
