@@ -1,4 +1,4 @@
-"""The stream of a GPU that the sessions of one pipeline compute on, so that the host need not wait between their runs."""
+"""The stream of a GPU that sessions of one pipeline compute on, so that the host need not wait between their runs."""
 
 from __future__ import annotations
 

@@ -3,72 +3,25 @@ for: what reads or writes too early draws another image."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
+from support import late_stream
+from support.late_stream import LateStream
 from support.tiny_pipeline import Tiny
 
 import sdort
 from sdort.errors import CancelledError
 from sdort.generation.requests.request import Request
 from sdort.runtime import session as session_module
-from sdort.runtime.session import Session
 
 OPTIONS: dict[str, Any] = {"steps": 5, "seed": 3}
-run_bound = Session.run_bound
-
-
-class LateStream:
-    """A stream that computes when somebody waits for it, no earlier."""
-
-    address = 0
-    marks = (0, 1)
-
-    def __init__(self) -> None:
-        self.asked: list[Callable[[], None] | int] = []
-        self.most = 0
-        """The most runs that were asked for at once."""
-
-    def set_mark(self, mark: int) -> None:
-        self.asked.append(mark)
-
-    def reach(self, mark: int) -> None:
-        last = max(index for index, each in enumerate(self.asked) if each == mark)
-        self._do(last + 1)
-
-    def wait(self) -> None:
-        self._do(len(self.asked))
-
-    def _do(self, count: int) -> None:
-        self.most = max(self.most, sum(callable(each) for each in self.asked))
-        begun, self.asked = self.asked[:count], self.asked[count:]
-        for each in begun:
-            if callable(each):
-                each()
-
-    def run(self, session: Session, binding: Any, graph: int, wait: bool) -> None:
-        self.asked.append(partial(run_bound, session, binding, graph))
-        if wait:
-            self.wait()
 
 
 @pytest.fixture
 def late(monkeypatch: pytest.MonkeyPatch) -> LateStream:
-    """The stream of every UNet that is opened from now on."""
-    stream = LateStream()
-
-    def run(self: Session, binding: Any, graph: int = 1, *, wait: bool = True) -> None:
-        if self.stream:
-            stream.run(self, binding, graph, wait)
-        else:
-            run_bound(self, binding, graph)
-
-    monkeypatch.setattr(session_module, "open_stream", lambda *_: stream)
-    monkeypatch.setattr(Session, "run_bound", run)
-    return stream
+    return late_stream.install(monkeypatch)
 
 
 def draw(pipeline: Any, prompt: str = "a cat", **options: Any) -> Any:

@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 from PIL import Image
-from support import tiny_pipeline, without
+from support import late_stream, tiny_pipeline, without
 from support.adapter_files import make_lora
 from support.alive_sessions import in_turn
 from support.pipelines import trace_folder
@@ -172,6 +172,18 @@ def test_images_are_those_of_diffusers(made: Made, ours: Any, case: str) -> None
     expected = _theirs(made, numbers, **{"controlnet_conditioning_scale": 1.0, **theirs})
     assert _decibels(_generate(ours, control(made), **options), expected) > LIKE
     assert _decibels(_generate(ours, []), expected) < 40
+
+
+@pytest.mark.parametrize("case", ["a share of the steps", "two"])
+def test_images_are_the_same_where_steps_return_before_they_are_done(
+    made: Made, ours: Any, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    control = CASES[case][1](made)
+    stream = late_stream.install(monkeypatch)
+    found = _generate(sdort.load(made.out("pipeline"), provider="cpu"), control)
+    assert stream.most > 1
+    assert stream.asked == []
+    np.testing.assert_array_equal(found, _generate(ours, control))
 
 
 def test_models_that_steer_are_loaded_with_the_unet(made: Made, ours: Any) -> None:

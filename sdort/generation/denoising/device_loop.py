@@ -221,7 +221,7 @@ class Loop:
 
 
 class _Pace:
-    """How far the device is with the steps that it was asked for; at the end of the block it is done, however that ends.
+    """How far the device is with the steps that it was asked for. After the block it is done, however that ends.
 
     Args:
         stream: what the steps run on; None where each is done when its call returns.
