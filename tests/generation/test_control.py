@@ -183,6 +183,7 @@ def test_images_are_the_same_where_steps_return_before_they_are_done(
     found = _generate(sdort.load(made.out("pipeline"), provider="cpu"), control)
     assert stream.most > 1
     assert stream.asked == []
+    monkeypatch.undo()
     np.testing.assert_array_equal(found, _generate(ours, control))
 
 

@@ -53,8 +53,8 @@ def install(monkeypatch: pytest.MonkeyPatch) -> LateStream:
     stream = LateStream()
 
     def run(self: Session, binding: Any, graph: int = 1, *, wait: bool = True) -> None:
-        if self.stream:
-            stream.run(self, binding, graph, wait)
+        if isinstance(self.stream, LateStream):
+            self.stream.run(self, binding, graph, wait)
         else:
             run_bound(self, binding, graph)
 
