@@ -233,7 +233,7 @@ class _Pace:
         self._on_step = on_step
         self._asked = 0
         self.seconds: list[float] = []
-        """What each step took on the device, from the end of the one before; the last one with what follows it."""
+        """Of each step on the device, from the end of the one before; the last one with what follows it."""
         self._since = time.perf_counter()
 
     def __enter__(self) -> _Pace:
