@@ -16,6 +16,11 @@ g (float[B, S, C] x, float[B, S, C] skip) => (float[B, S, C] y, float[B, S, C] s
     sum = Add (x, skip)
     y = LayerNormalization <axis = -1, epsilon: float = @epsilon> (sum, gamma, beta)
 }""",
+    """
+g (float[B, S, C] x, float[B, S, C] skip) => (float[B, S, C] y, float[B, S, C] sum) <float[C] gamma> {
+    sum = Add (x, skip)
+    y = LayerNormalization <axis = -1, epsilon: float = @epsilon> (sum, gamma)
+}""",
 )
 AFTER = (
     """
@@ -28,6 +33,10 @@ g (float[B, S, C] x, float[B, S, C] skip, float[C] gamma, float[C] beta, float[C
 g (float[B, S, C] x, float[B, S, C] skip, float[C] gamma, float[C] beta)
 => (float[B, S, C] y, float[B, S, C] sum) {
     y, mean, deviation, sum = com.microsoft.SkipLayerNormalization <epsilon: float = @epsilon> (x, skip, gamma, beta)
+}""",
+    """
+g (float[B, S, C] x, float[B, S, C] skip, float[C] gamma) => (float[B, S, C] y, float[B, S, C] sum) {
+    y, mean, deviation, sum = com.microsoft.SkipLayerNormalization <epsilon: float = @epsilon> (x, skip, gamma)
 }""",
 )
 EXAMPLE = {"B": 2, "S": 5, "C": 8, "epsilon": 1e-5}

@@ -4,6 +4,10 @@ Files have it in the default domain (:data:`sdort.graph.domains.IN_DEFAULT_DOMAI
 that the mean is over.
 """
 
+from typing import Any
+
+import numpy as np
+
 from sdort.graph.domains import MICROSOFT
 from sdort.graph.fact import NOTHING, Fact
 from sdort.graph.operator import Call, Category, Example, Operator, any_form, outputs_only, runs_itself, same
@@ -40,6 +44,19 @@ def definition(call: Call) -> str | None:
     return steps + ("\n      inv_std_var = Identity (inverse)" if call.has("inv_std_var") else "")
 
 
+def on_migraphx(call: Call) -> str | None:
+    """The form that MIGraphX's parser has, which takes the mean square over one axis and hands it on as X's type."""
+    axis, shape = call.attributes["axis"], call.shape("X")
+    if shape is None or len(shape) < 2 or axis not in (-1, len(shape) - 1):
+        return "SimplifiedLayerNormalization normalizes the last of two axes or more in MIGraphX"
+    return squares_in_fp16(call.dtype("X"))
+
+
+def squares_in_fp16(dtype: np.dtype[Any] | None) -> str | None:
+    """The reason against X of fp16: MIGraphX rounds the mean square to it, which ends at that of 256."""
+    return "MIGraphX rounds the mean square to fp16" if dtype == np.float16 else None
+
+
 OPERATOR = Operator(
     name="SimplifiedLayerNormalization",
     domain=MICROSOFT,
@@ -55,7 +72,7 @@ OPERATOR = Operator(
     additive=False,
     factors=("scale",),
     operations=5,
-    kernels={"rocm": any_form, "cuda": any_form, "cpu": any_form},
+    kernels={"rocm": any_form, "migraphx": on_migraphx, "cuda": any_form, "cpu": any_form},
     unserved={},
     examples=(
         Example({"X": (2, 5, 12), "scale": (12,)}, outputs=("Y",)),

@@ -3,7 +3,7 @@
 from sdort.graph.domains import MICROSOFT
 from sdort.graph.fact import NOTHING, Fact
 from sdort.graph.operator import Call, Category, Example, Operator, outputs_only, runs_itself, same
-from sdort.operators.simplified_layer_normalization import root_mean_square
+from sdort.operators.simplified_layer_normalization import root_mean_square, squares_in_fp16
 
 
 def infer(call: Call) -> list[Fact]:
@@ -32,6 +32,12 @@ def in_rows(call: Call) -> str | None:
     return f"SkipSimplifiedLayerNormalization takes two or three axes, these are {rank}"
 
 
+def on_migraphx(call: Call) -> str | None:
+    """MIGraphX's parser adds the bias behind the norm."""
+    biased = "SkipSimplifiedLayerNormalization has no bias in MIGraphX" if call.has("bias") else None
+    return in_rows(call) or biased or squares_in_fp16(call.dtype("input"))
+
+
 OPERATOR = Operator(
     name="SkipSimplifiedLayerNormalization",
     domain=MICROSOFT,
@@ -47,7 +53,7 @@ OPERATOR = Operator(
     additive=True,
     factors=("gamma",),
     operations=6,
-    kernels={"rocm": in_rows, "cuda": in_rows, "cpu": in_rows},
+    kernels={"rocm": in_rows, "migraphx": on_migraphx, "cuda": in_rows, "cpu": in_rows},
     unserved={},
     examples=(
         Example({"input": (2, 5, 12), "skip": (2, 5, 12), "gamma": (12,)}, outputs=("output",)),

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
 from sdort.operators import load_operators
 
@@ -20,6 +22,9 @@ if TYPE_CHECKING:  # the runtime reads a target's other half and needs no graphs
 
     from sdort.graph.operator import Condition
     from sdort.rewrite.editor import Editor
+
+
+_SINGLE, _HALF = np.dtype(np.float32), np.dtype(np.float16)
 
 
 @dataclass(frozen=True)
@@ -99,3 +104,14 @@ class Target:
             return f"{self.name} has no kernel for {node.op}"
         form = self.forms.get(node.op)
         return form(editor.facts.call(node)) if form is not None and editor is not None else None
+
+    def only_wide(self, node: gs.Node, editor: Editor) -> bool:
+        """Whether this target runs a node of another domain than ONNX's in fp32, and would not in fp16."""
+        condition = self.conditions.get(f"{node.domain}.{node.op}")
+        if condition is None:
+            return False
+        call = editor.facts.call(node)
+        halves = {
+            name: replace(fact, dtype=_HALF) if fact.dtype == _SINGLE else fact for name, fact in call.inputs.items()
+        }
+        return condition(call) is None and condition(replace(call, inputs=halves)) is not None

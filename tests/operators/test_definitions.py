@@ -477,6 +477,7 @@ def test_forms_of_which_no_definition_is_known_have_none(
 
 ATTENTION, GROUP_NORM, OWN_NORM = "com.microsoft.MultiHeadAttention", "com.microsoft.GroupNorm", "sdort.GroupNorm"
 GPUS = {"rocm", "cuda"}
+EVERY = {*GPUS, "migraphx", "cpu"}
 APART = dict.fromkeys(("query", "key", "value"), (2, 5, 12))
 TAKEN: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
     (ATTENTION, APART, {}, {"rocm", "cuda", "migraphx", "cpu"}),
@@ -529,7 +530,7 @@ TAKEN: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
     ("com.microsoft.BiasSplitGelu", {"X": None}, {}, set()),
     ("sdort.BiasSplitGelu", {"X": (2, 5, 48)}, {}, {"rocm", "cuda"}),
     *(
-        ("com.microsoft.SkipSimplifiedLayerNormalization", {"input": shape}, {}, {*GPUS, "cpu"} if taken else set())
+        ("com.microsoft.SkipSimplifiedLayerNormalization", {"input": shape}, {}, EVERY if taken else set())
         for shape, taken in (((5, 12), True), ((2, 5, 12), True), ((2, 3, 5, 12), False), ((12,), False), (None, False))
     ),
     *(
@@ -541,7 +542,19 @@ TAKEN: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
         for name in ("BiasGelu", "FastGelu", "QuickGelu", "SkipLayerNormalization")
     ),
     ("com.microsoft.Gelu", {}, {}, {"rocm", "cuda", "cpu"}),
-    ("com.microsoft.SimplifiedLayerNormalization", {}, {}, {"rocm", "cuda", "cpu"}),
+    (
+        "com.microsoft.SkipSimplifiedLayerNormalization",
+        {"input": (2, 5, 12), "bias": (12,)},
+        {},
+        EVERY - {"migraphx"},
+    ),
+    *(
+        ("com.microsoft.SimplifiedLayerNormalization", {"X": shape}, {"axis": axis}, EVERY if taken else {*GPUS, "cpu"})
+        for shape, axis, taken in (
+            ((5, 12), -1, True), ((2, 3, 5, 12), -1, True), ((2, 3, 5, 12), 3, True), ((2, 3, 5, 12), 2, False),
+            ((5, 12), -2, False), ((12,), -1, False), (None, -1, False),
+        )
+    ),
     ("com.microsoft.BiasAdd", {}, {}, {"rocm", "cuda"}),
     ("sdort.BiasLayerNormalization", {}, {}, {"rocm", "cuda"}),
     *((f"com.microsoft.{name}", {}, {}, set()) for name in ("FusedConv", "NhwcFusedConv", "FusedMatMul")),

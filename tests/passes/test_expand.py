@@ -12,6 +12,7 @@ from sdort.errors import MissedFusionError
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.passes import expand
 from sdort.providers import PROVIDER_NAMES, load_target
+from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import load_fusions
 from sdort.rewrite.match import refuse
 
@@ -26,16 +27,29 @@ def rms(x: Array, w: Array) -> Array:
 
 @pytest.mark.parametrize("target", PROVIDER_NAMES)
 def test_an_operator_that_a_target_lacks_is_expanded_and_told(target: str) -> None:
-    model = load(RMS)
+    """MIGraphX's norm takes the mean square over one axis."""
+    text = RMS.replace("S, 8]", "3, 8]").replace("float[8]", "float[3, 8]").replace("<epsilon", "<axis = -2, epsilon")
+    model = load(text)
     report = optimize_model(model, OptimizeOptions(load_target(target)))
     assert "RMSNormalization" not in report.operators
     told = [number for reason, number in report.declined.items() if "no kernel for RMSNormalization" in reason]
     has_kernel = any(name.endswith("SimplifiedLayerNormalization") for name in report.operators)
     assert (has_kernel, told) == ((False, [1]) if target == "migraphx" else (True, []))
     assert report.misses == []
-    feeds = feeds_for(parse(RMS), SIZES)
+    feeds = feeds_for(parse(text), SIZES)
     feeds["x"] = feeds["x"] * np.float32(0.03)
-    np.testing.assert_allclose(run(model, feeds)[0], rms(feeds["x"], feeds["w"]), rtol=1e-5, atol=1e-6)
+    rows, scale = feeds["x"].reshape(2, 24), feeds["w"].reshape(24)
+    np.testing.assert_allclose(run(model, feeds)[0].reshape(2, 24), rms(rows, scale), rtol=1e-5, atol=1e-6)
+
+
+def test_a_norm_whose_mean_square_the_target_rounds_to_fp16_stays_in_fp32() -> None:
+    """Elements of 300 have a mean square that fp16 does not hold, and are fp16 themselves."""
+    for target, dtype in (("migraphx", np.float32), ("rocm", np.float16)):
+        model = load(RMS)
+        optimize_model(model, OptimizeOptions(load_target(target), fp16=True, io_fp16=True))
+        (norm,) = (node for node in model.graph.nodes if node.op == "SimplifiedLayerNormalization")
+        assert Editor(model).dtype(norm.inputs[0]) == dtype
+        assert model.graph.outputs[0].dtype == np.float16
 
 
 def test_what_the_target_has_stays() -> None:

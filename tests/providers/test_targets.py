@@ -288,3 +288,21 @@ def test_migraphx_has_the_standard_operators_of_its_list_alone() -> None:
         assert load_target("migraphx").unsupported(node) == f"migraphx has no kernel for {name}"
         assert load_target("rocm").unsupported(node) is None
     assert load_target("migraphx").explicit_inputs == {"Resize": (1, 2)}
+
+
+NORM_16 = "g (float16[2, 3, 8] x, float16[2, 3, 8] s, float16[8] w) => (float16[] y) {{ y = {0} }}"
+
+
+@pytest.mark.parametrize(
+    "node",
+    ["com.microsoft.SimplifiedLayerNormalization (x, w)", "com.microsoft.SkipSimplifiedLayerNormalization (x, s, w)"],
+)
+def test_root_mean_square_norms_of_migraphx_are_for_fp32(node: str) -> None:
+    """MIGraphX's parser hands the mean square on in the type of X: parse_skip_simplified_layer_normalization.cpp."""
+    half = NORM_16.format(node)
+    assert takers(half) == {*NAMES} - {"migraphx"}
+    assert takers(half.replace("float16", "float")) == {*NAMES}
+    for target in NAMES:
+        for text, wide in ((half, False), (half.replace("float16", "float"), target == "migraphx")):
+            editor = edit(text)
+            assert load_target(target).only_wide(editor.graph.nodes[-1], editor) == wide
