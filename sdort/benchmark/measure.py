@@ -236,6 +236,7 @@ def _row(engine: Engine, case: Case, options: BenchOptions) -> Row:
     return Row(
         pipeline=engine.path.resolve().name,
         engine=engine.name,
+        engine_settings=engine.settings,
         provider=engine.provider.name,
         device=device_name(engine.provider, options.runtime.device_id),
         component=case.component,

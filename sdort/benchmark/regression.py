@@ -146,6 +146,9 @@ def _obstacle(before: Row, now: Row, across: Collection[str]) -> str:
     differences = []
     if "device" not in across and (before.device, before.provider) != (now.device, now.provider):
         differences.append(f"device: {before.device} ({before.provider}) then, {now.device} ({now.provider}) now")
+    if before.engine_settings != now.engine_settings:
+        then, here = (row.engine_settings or "other settings" for row in (before, now))
+        differences.append(f"{now.engine}: {then} then, {here} now")
     if "versions" not in across and before.versions != now.versions:
         differences.append(f"versions: {_changed(before.versions, now.versions)}")
     if "model" not in across and (before.model_hash, before.dtype) != (now.model_hash, now.dtype):

@@ -104,9 +104,11 @@ def short_cells(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]]:
 
 
 def caption(rows: Sequence[Row]) -> str:
-    """Machine, date, versions and settings, which all rows share."""
+    """Machine, date, versions and settings, which all rows share, and how torch's engines ran."""
     devices = ", ".join(dict.fromkeys(row.device for row in rows))
     parts = [devices, date_text(rows), settings(rows), versions_text(rows)]
+    ran = dict.fromkeys((row.engine, row.engine_settings) for row in rows if row.engine_settings)
+    parts += [f"{engine}: {how}" for engine, how in ran]
     return "; ".join(part for part in parts if part) + _apart(rows)
 
 

@@ -100,6 +100,8 @@ class Row:
     """Lower end of its 95 % confidence interval."""
     speedup_high: float | None = None
     """Upper end of its 95 % confidence interval."""
+    engine_settings: str = ""
+    """How the engine ran, where its name does not say it: ``channels last, mode reduce-overhead``."""
     step: str = ""
     """Step of an ablation, whose table and CSV have a column for it."""
     measured_at: str = ""

@@ -12,9 +12,9 @@ from sdort.benchmark.bench_options import ENGINES, PRESETS, TORCH_ENGINES, Bench
 from sdort.console import progress
 from sdort.engines.default_prompts import default_prompts
 from sdort.engines.engine import Engine
+from sdort.engines.fast_torch import FastTorchEngine
 from sdort.engines.onnx import OnnxEngine
 from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, open_reference, original_of
-from sdort.engines.torch import TorchEngine
 from sdort.errors import UsageError
 from sdort.families.known_families import DENOISERS
 from sdort.generation.pictures.images import Generated
@@ -114,7 +114,7 @@ def _open_engine(path: Path, kind: str, options: BenchOptions, provider: Provide
         raise UsageError(f"there is no engine {kind!r}", hint=f"Choose one of: {', '.join(ENGINES)}.")
     checkpoint = options.checkpoint or stack.enter_context(checkpoint_of(path))
     dtype, device = _torch_dtype(path, options, provider), options.runtime.device_id
-    return TorchEngine(checkpoint, provider, dtype, compiled=kind == "torch-compile", device_id=device)
+    return FastTorchEngine(checkpoint, provider, dtype, compiled=kind == "torch-compile", device_id=device)
 
 
 def _torch_dtype(path: Path, options: BenchOptions, provider: Provider) -> str:

@@ -28,6 +28,8 @@ class Engine(Protocol):
     """A pipeline in one runtime. Sessions are opened by the first case that needs them."""
 
     name: str
+    settings: str
+    """How it runs, where its name does not say it: ``channels last, mode reduce-overhead``."""
     path: Path
     provider: Provider
 

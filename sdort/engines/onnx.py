@@ -32,6 +32,7 @@ class OnnxEngine:
     """
 
     name = "onnxruntime"
+    settings = ""
 
     def __init__(self, path: Path, provider: Provider, options: RuntimeOptions) -> None:
         self.path = path

@@ -180,7 +180,7 @@ def open_reference(path: Path, provider: Provider, options: RuntimeOptions) -> E
     """The engine for the pipeline in ``path``: ONNX Runtime, or torch in fp32 for a checkpoint."""
     if holds_onnx(path):
         return OnnxEngine(path, provider, options)
-    return TorchEngine(path, _torch_provider(provider), "float32", compiled=False, device_id=options.device_id)
+    return TorchEngine(path, _torch_provider(provider), "float32", device_id=options.device_id)
 
 
 def _torch_provider(provider: Provider) -> Provider:

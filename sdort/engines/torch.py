@@ -1,4 +1,4 @@
-"""A diffusers checkpoint in torch, eager or compiled, behind the same interface as an ONNX pipeline."""
+"""A diffusers checkpoint in torch, behind the same interface as an ONNX pipeline."""
 
 from __future__ import annotations
 
@@ -74,7 +74,6 @@ class TorchEngine:
         checkpoint: the folder with ``model_index.json`` and safetensors.
         provider: where it runs: the CPU, or a GPU that torch reaches.
         dtype: ``float32``, ``float16`` or ``bfloat16``.
-        compiled: run the UNet and the autoencoder through ``torch.compile``.
 
     Raises:
         MissingPackageError: torch, diffusers or transformers is not installed.
@@ -83,15 +82,16 @@ class TorchEngine:
         UsageError: there is nothing.
     """
 
-    def __init__(self, checkpoint: Path, provider: Provider, dtype: str, *, compiled: bool, device_id: int = 0) -> None:
+    name = "torch"
+    settings = ""
+
+    def __init__(self, checkpoint: Path, provider: Provider, dtype: str, *, device_id: int = 0) -> None:
         check_checkpoint(checkpoint)
         need_packages(*COMPARING, what=RUNNING)
         import torch
 
-        self.name = "torch-compile" if compiled else "torch"
         self.path = checkpoint
         self.provider = provider
-        self.compiled = compiled
         self.device = f"cuda:{device_id}" if provider.on_gpu else "cpu"
         self._dtype = dtype
         if provider.on_gpu and not torch.cuda.is_available():
@@ -133,12 +133,7 @@ class TorchEngine:
             raise BadModelError(f"diffusers cannot load {self.path}: {library_reason(error)}") from error
         pipeline.set_progress_bar_config(disable=True)
         with quiet_libraries():
-            pipeline = pipeline.to(self.device, getattr(torch, self._dtype))
-        if self.compiled and self.denoiser in needed:
-            setattr(pipeline, self.denoiser, torch.compile(getattr(pipeline, self.denoiser)))
-        if self.compiled and "vae" in needed:
-            pipeline.vae.decode = torch.compile(pipeline.vae.decode)
-        return pipeline
+            return pipeline.to(self.device, getattr(torch, self._dtype))
 
     @property
     def _is_own(self) -> bool:

@@ -58,6 +58,7 @@ class ComponentRunner:
         self.values: Any = None
 
     def __call__(self) -> None:
+        self.values = None  # a compiled module's next graph would write over them
         self.values = self.guard(self._run)
 
     def _run(self) -> Any:

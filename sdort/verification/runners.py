@@ -128,7 +128,7 @@ def run_torch(checkpoint: Path, component: str, feeds: Sequence[Feeds]) -> list[
     """
     from sdort.engines.torch import TorchEngine
 
-    engine = TorchEngine(checkpoint, CPU, "float32", compiled=False)
+    engine = TorchEngine(checkpoint, CPU, "float32")
     results = []
     for feed in feeds:
         # Exports name a VAE's only input as they like.

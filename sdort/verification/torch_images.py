@@ -26,7 +26,7 @@ def generate_in_torch(
     Raises:
         BadModelError: diffusers does not load the checkpoint.
     """
-    engine = TorchEngine(checkpoint, CPU, "float32", compiled=False)
+    engine = TorchEngine(checkpoint, CPU, "float32")
     pipeline, (height, width) = engine.pipeline(WHOLE_PIPELINE), engine.default_size()
     images = {}
     for request in requests:

@@ -664,10 +664,10 @@ def test_torch_runs_the_checkpoint(tiny: Tiny) -> None:
 def test_torch_compile_compiles_the_unet_and_the_decoder(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    compiled: list[str] = []
+    compiled: list[tuple[str, dict[str, Any]]] = []
 
-    def record(module: Any) -> Any:
-        compiled.append(type(module).__name__)
+    def record(module: Any, **how: Any) -> Any:
+        compiled.append((type(module).__name__, how))
         return module
 
     monkeypatch.setattr(torch, "compile", record)
@@ -675,13 +675,15 @@ def test_torch_compile_compiles_the_unet_and_the_decoder(tiny: Tiny, monkeypatch
     rows = measure_pipeline(tiny.onnx, options).rows
     assert rows[0].engine == "torch-compile"
     assert rows[0].status == "ok"
-    assert compiled == ["UNet2DConditionModel", "method"]
+    assert rows[0].engine_settings == "mode default"
+    how = {"mode": "default", "dynamic": False}
+    assert compiled == [("UNet2DConditionModel", how), ("method", how)]
 
 
 def test_a_compiler_that_fails_is_a_row_and_no_traceback(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    def broken(module: Any) -> Any:
+    def broken(module: Any, **_: Any) -> Any:
         def call(*_: Any, **__: Any) -> None:
             raise RuntimeError("no C++ compiler\nlong story")
 

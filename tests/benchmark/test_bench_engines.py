@@ -40,7 +40,7 @@ def options(monkeypatch: pytest.MonkeyPatch, tiny: Tiny) -> BenchOptions:
     def interleave(calls: Sequence[Any], repeat: int, advance: Any) -> list[list[float]]:
         return [[10.0 * (index + 1)] * repeat for index in range(len(calls))]
 
-    monkeypatch.setattr(torch, "compile", lambda module: module)
+    monkeypatch.setattr(torch, "compile", lambda module, **_: module)
     monkeypatch.setattr(bench_module, "interleave", interleave)
     return BenchOptions(
         runtime=RuntimeOptions("cpu"), engines=ENGINES, checkpoint=tiny.diffusers, reference=tiny.diffusers,
@@ -72,6 +72,7 @@ def test_torch_computes_in_fp32_on_the_cpu_beside_fp16_and_says_so(
     assert [line[1] for line in cells(rows)[1]] == [
         "onnxruntime cpu fp16", "torch cpu fp32", "torch-compile cpu fp32",
     ]  # fmt: skip
+    assert "; torch-compile: mode default" in caption(rows)
     assert "torch in fp32: on the CPU ONNX Runtime computes in fp32 too" in caption(rows)
     assert "torch in fp32" not in caption(rows[:1]) + caption(rows[1:])
 

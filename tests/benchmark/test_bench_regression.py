@@ -131,6 +131,7 @@ def test_the_same_times_give_the_same_interval() -> None:
         ({"device": "another CPU"}, "device: a CPU (cpu) then, another CPU (cpu) now"),
         ({"provider": "rocm"}, "device: a CPU (cpu) then, a CPU (rocm) now"),
         ({"versions": {"sdort": "2", "onnxruntime": "2"}}, "versions: sdort 1 then, 2 now"),
+        ({"engine_settings": "mode default"}, "onnxruntime: other settings then, mode default now"),
         ({"versions": {"sdort": "1"}}, "versions: onnxruntime 2 then, absent now"),
         ({"model_hash": "fedcba98"}, "model: float16 01234567 then, float16 fedcba98 now"),
         ({"dtype": "float32"}, "model: float16 01234567 then, float32 01234567 now"),

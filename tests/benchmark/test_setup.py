@@ -37,7 +37,7 @@ from sdort.workload.cases import Case
 class Fake:
     """An engine whose calls take ``ms`` milliseconds of a clock of its own."""
 
-    name, factor = "onnxruntime", 8
+    name, settings, factor = "onnxruntime", "as it comes", 8
 
     def __init__(self, parts: Sequence[str] = ("unet",), static: int | None = None, path: str = "fast") -> None:
         self.parts, self.static, self.path, self.provider = list(parts), static, Path(path), CPU
@@ -129,7 +129,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
     def exported(path: Path, reference: Path) -> Iterator[Path]:
         yield reference
 
-    for name, value in (("OnnxEngine", onnx), ("TorchEngine", torch), ("checkpoint_of", found)):
+    for name, value in (("OnnxEngine", onnx), ("FastTorchEngine", torch), ("checkpoint_of", found)):
         monkeypatch.setattr(setup, name, value)
     monkeypatch.setattr(setup, "as_exported", exported)
     monkeypatch.setattr(setup, "holds_onnx", lambda path: "onnx" in path.name)
@@ -230,6 +230,7 @@ def test_a_row_is_of_its_engine_and_case(monkeypatch: pytest.MonkeyPatch, tmp_pa
             "cpu",
             "cpu 3",
         )
+        assert made.engine_settings == "as it comes"
         assert (made.component, made.batch_size, made.height, made.width) == (component, 5, 64, 96)
         assert (made.steps, made.dtype, made.model_hash, made.prompt) == (
             steps, f"dtype of {component}", "a hash", "a cat"

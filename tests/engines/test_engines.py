@@ -201,7 +201,7 @@ def test_a_reference_is_opened_in_its_own_runtime(monkeypatch: pytest.MonkeyPatc
     open_reference(tmp_path, CUDA, options)
     (tmp_path / "model.onnx").touch()
     open_reference(tmp_path, CPU, options)
-    named = {"compiled": False, "device_id": 3}
+    named = {"device_id": 3}
     assert made == [("torch", tmp_path, "cuda of torch", "float32", named), ("onnx", tmp_path, CPU, options)]
 
 

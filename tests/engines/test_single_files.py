@@ -66,7 +66,7 @@ def model(tiny: Tiny, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def states(folder: Path, *parts: str) -> dict[str, State]:
-    engine = TorchEngine(folder, CPU, "float32", compiled=False)
+    engine = TorchEngine(folder, CPU, "float32")
     pipeline = engine.pipeline(WHOLE_PIPELINE)
     return {part: getattr(pipeline, part).state_dict() for part in parts or PARTS}
 
@@ -148,7 +148,7 @@ def test_a_vae_or_a_unet_alone_is_compared_in_what_it_has(tmp_path: Path) -> Non
     alone = (("vae", vae, DECODER), ("vae.safetensors", vae, DECODER), ("unet.safetensors", unet, "unet"))
     for name, module, component in alone:
         with checkpoint_of(tmp_path / name) as folder:
-            engine = TorchEngine(folder, CPU, "float32", compiled=False)
+            engine = TorchEngine(folder, CPU, "float32")
             assert component in engine.components()
             assert WHOLE_PIPELINE not in engine.components()
             part = "unet" if module is unet else "vae"

@@ -109,7 +109,7 @@ def test_weights_are_those_of_a_merged_checkpoint(baked: Baked, tmp_path: Path) 
 
 
 def test_images_are_those_of_diffusers_with_the_adapter_loaded(baked: Baked) -> None:
-    engine = TorchEngine(baked.checkpoint, CPU, "float32", compiled=False)
+    engine = TorchEngine(baked.checkpoint, CPU, "float32")
     pipeline = engine.pipeline(WHOLE_PIPELINE)
     options: Any = {"seed": 3, "steps": 2, "guidance_scale": 4, "height": SIDE, "width": SIDE}
     image = sdort.load(baked.out, provider="cpu").generate(REQUEST.prompt, **options).images[0].pixels

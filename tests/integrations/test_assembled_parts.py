@@ -87,7 +87,7 @@ def test_torchs_encoders_are_where_the_unet_is_and_of_its_type(
     assert found == {name: f"module {name}" for name in ("text_encoder", "text_encoder_2")}
     provider = CPU if device == "cpu" else CUDA
     name = {torch.float16: "float16", torch.float32: "float32"}[dtype]
-    assert asked == [((Path("m/checkpoint"), provider, name), {"compiled": False, "device_id": 2})]
+    assert asked == [((Path("m/checkpoint"), provider, name), {"device_id": 2})]
 
 
 @pytest.mark.parametrize("encoders", [ONE, SECOND, (*ONE, *SECOND)], ids=["first", "second", "both"])

@@ -67,7 +67,7 @@ def optimized(folder: Path, check: bool) -> None:
 
 
 def loaded(folder: Path, check: bool) -> None:
-    TorchEngine(folder, CPU, "float32", compiled=False).pipeline(WHOLE_PIPELINE)
+    TorchEngine(folder, CPU, "float32").pipeline(WHOLE_PIPELINE)
 
 
 def assembled(folder: Path, check: bool) -> None:

@@ -182,7 +182,6 @@ def _torch_encoders(opened: OpenedComponents, names: Sequence[str], path: Path) 
             checkpoint,
             provider,
             str(unet.dtype).removeprefix("torch."),
-            compiled=False,
             device_id=unet.session.options.device_id,
         )
         return {name: getattr(engine.pipeline(name), name) for name in names}
