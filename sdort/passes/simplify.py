@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import ml_dtypes
@@ -10,7 +12,7 @@ import onnx_graphsurgeon as gs
 from onnx import helper
 
 from sdort.graph.signature import Array
-from sdort.graph.symbolic import Dim, Shape, numbers
+from sdort.graph.symbolic import Dim, Shape, is_natural, numbers
 from sdort.graph.weights import Weight
 from sdort.passes.fold import RANDOM_OPERATORS
 from sdort.rewrite.editor import Editor, array, producer, scalar
@@ -18,6 +20,8 @@ from sdort.rewrite.inference.facts import plain_attributes
 from sdort.rewrite.match import is_float
 from sdort.rewrite.worklist import RewriteRule
 
+LARGEST_AXIS = 2**31 - 1
+"""No axis is as long: a Slice that ends here ends with its tensor."""
 APART = frozenset({"MatMul", "Gemm", "Conv"}) | RANDOM_OPERATORS
 
 
@@ -212,8 +216,50 @@ def _slice_of_concat(editor: Editor, node: gs.Node) -> bool:
     return False
 
 
+def _rejoined(editor: Editor, node: gs.Node) -> bool:
+    """A Concat of all pieces of a tensor in their order, as Slices or a Split cut them -> the tensor."""
+    if node.op != "Concat" or node.domain or len(node.inputs) < 2:
+        return False
+    cuts = [producer(tensor) for tensor in node.inputs]
+    first = cuts[0]
+    shape = editor.shape(first.inputs[0]) if first is not None and first.inputs else None
+    if first is None or shape is None or any(cut is None or cut.inputs[:1] != first.inputs[:1] for cut in cuts):
+        return False
+    axis = node.attrs["axis"] % len(shape)
+    if first.op == "Split" and not first.domain:
+        whole = all(cut is first for cut in cuts) and list(node.inputs) == list(first.outputs)
+        if not whole or first.attrs.get("axis", 0) % len(shape) != axis:
+            return False
+    elif not _follow_each_other([_cut(editor, cut, axis, len(shape)) for cut in cuts if cut is not None], shape[axis]):
+        return False
+    editor.replace(node.outputs[0], first.inputs[0])
+    _discard(node)
+    return True
+
+
+def _cut(editor: Editor, node: gs.Node, axis: int, rank: int) -> tuple[Dim, Dim] | None:
+    """Start and end of a Slice of this axis alone with step 1."""
+    if node.op != "Slice" or node.domain or len(node.inputs) < 4:
+        return None
+    start, end, axes = (editor.dims(tensor) for tensor in node.inputs[1:4])
+    steps = editor.dims(node.inputs[4]) if len(node.inputs) > 4 and node.inputs[4].name else (1,)
+    if start is None or end is None or steps != (1,) or axes not in ((axis,), (axis - rank,)):
+        return None
+    return start[0], end[0]
+
+
+def _follow_each_other(cuts: Sequence[tuple[Dim, Dim] | None], size: Dim) -> bool:
+    """Whether cuts are a whole axis. Of two, the first may end anywhere; more have to be in order."""
+    known = [cut for cut in cuts if cut is not None]
+    if len(known) < len(cuts) or known[0][0] != 0 or any(a[1] != b[0] for a, b in pairwise(known)):
+        return False
+    last = known[-1][1]
+    ends = last == size or (isinstance(last, int) and last >= LARGEST_AXIS)
+    return ends and (len(known) == 2 or all(is_natural(end - start) for start, end in known[:-1]))
+
+
 def _split_slices(editor: Editor, node: gs.Node) -> bool:
-    """Slices that cut a tensor into consecutive equal pieces -> Split."""
+    """Slices that cut a tensor into consecutive pieces -> Split."""
     bounds = _bounds(editor, node)
     if bounds is None:
         return False
@@ -222,14 +268,16 @@ def _split_slices(editor: Editor, node: gs.Node) -> bool:
     parts = sorted(((b[1], b[2], n) for n, b in slices if b and b[0] == axis), key=lambda part: part[0])
     shape = editor.shape(source)
     edges = [0, *(end for _, end, _ in parts)]
-    if shape is None or len(parts) < 2 or len({end - start for start, end, _ in parts}) != 1:
+    if shape is None or len(parts) < 2:
         return False
     if edges[-1] != shape[axis] or [start for start, _, _ in parts] != edges[:-1]:
         return False
-    outputs = [part.outputs[0] for _, _, part in parts]
+    outputs, sizes = [part.outputs[0] for _, _, part in parts], [end - start for start, end, _ in parts]
     for _, _, part in parts:
         part.inputs.clear()
-    editor.node("Split", [source], {"axis": axis, "num_outputs": len(parts)}, outputs=outputs)
+    even = len(set(sizes)) == 1
+    inputs = [source] if even else [source, editor.ints(sizes, "sizes")]
+    editor.node("Split", inputs, {"axis": axis, **({"num_outputs": len(parts)} if even else {})}, outputs=outputs)
     return True
 
 
@@ -290,6 +338,7 @@ RULES: tuple[RewriteRule, ...] = (
     _divide_to_multiply,
     _merge_transposes,
     _slice_of_concat,
+    _rejoined,
     _split_slices,
     _split_sequence,
     _even_split,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sdort.passes import fold, products, reshape, scales, simplify
+from sdort.passes import fold, products, reshape, scales, simplify, transposes
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.worklist import RewriteRule, apply_rules
 
-RULES = (fold.fold, reshape.constant_view, *simplify.RULES, *products.RULES)
+RULES = (fold.fold, reshape.constant_view, *simplify.RULES, *products.RULES, *transposes.RULES)
 BEFORE_FUSIONS = (*RULES, *scales.RULES)
 """Also what rounds otherwise, where patterns would not match without."""
 

@@ -144,3 +144,13 @@ def _pad(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     if shape is None or pads is None or len(node.inputs) > 3 or len(pads) != 2 * len(shape):
         return None
     return [Fact(facts[0].dtype, tuple(d + pads[i] + pads[i + len(shape)] for i, d in enumerate(shape)))]
+
+
+@rule("Split")
+def _split(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
+    """Into pieces whose sizes are computed, as those of a sequence that two were joined to."""
+    if len(facts) < 2 or facts[1].value is None or facts[0].shape is None:
+        return None
+    axis = node.attrs.get("axis", 0) % len(facts[0].shape)
+    before, after = facts[0].shape[:axis], facts[0].shape[axis + 1 :]
+    return [Fact(facts[0].dtype, (*before, size, *after)) for size in facts[1].value]
