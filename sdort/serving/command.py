@@ -62,7 +62,7 @@ def serve(pipelines: str | Path | Sequence[str | Path], **options: Unpack[ServeK
     """
     with listening(pipelines, options) as (server, sockets):
         service = server.service
-        with structured(service.options.log_prompts, service.worker.is_ready.is_set):
+        with structured(service.options.log_prompts, service.worker.is_warm.is_set):
             server.run(sockets)
         return service.metrics.report
 

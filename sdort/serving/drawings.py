@@ -87,12 +87,6 @@ class Drawing:
         """Whether any of its images is being drawn, or was."""
 
     @property
-    def is_cold(self) -> bool:
-        """Whether its size has never been drawn, so that it may take minutes."""
-        first = self.requests[0]
-        return (first.height, first.width) not in self.model.warm
-
-    @property
     def is_over(self) -> bool:
         """Whether all its images are done, or none will be."""
         return self.end is not None

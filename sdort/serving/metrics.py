@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from sdort.console import document
-from sdort.generation.result import Generation
+from sdort.generation.requests.record import StageSeconds
 
 _SECONDS = (0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 60, 150, 600)
 
@@ -42,11 +42,16 @@ class Metrics:
     Args:
         batches: numbers of images that are drawn together.
         waiting: gives the length of the queue.
+        sound: gives the number of engines that draw.
         memory: gives the bytes of the GPU that are in use; None where nothing tells.
     """
 
     def __init__(
-        self, batches: Sequence[int], waiting: Callable[[], int], memory: Callable[[], int | None] | None
+        self,
+        batches: Sequence[int],
+        waiting: Callable[[], int],
+        sound: Callable[[], int],
+        memory: Callable[[], int | None] | None,
     ) -> None:
         self._registry = registry = CollectorRegistry()
         self._begun = time.perf_counter()
@@ -63,6 +68,9 @@ class Metrics:
             "sdort_request_seconds", "Seconds from a request to its end.", buckets=_SECONDS, registry=registry
         )
         Gauge("sdort_queue_length", "Requests that wait.", registry=registry).set_function(waiting)
+        workers = Gauge("sdort_workers", "Workers that draw; 0 where /ready is not 200.", registry=registry)
+        workers.set_function(sound)
+        self._sound = sound
         if memory is not None:
             read = memory
             used = Gauge("sdort_gpu_memory_bytes", "Bytes of the GPU's memory in use.", registry=registry)
@@ -90,17 +98,15 @@ class Metrics:
         self._requests.labels(end).inc()
         self._waits.observe(seconds)
 
-    def drawn(self, model: str, generation: Generation) -> None:
+    def drawn(self, model: str, count: int, seconds: StageSeconds) -> None:
         """A batch was drawn."""
-        count = len(generation.images)
         self._counts["images"] += count
         self._images.labels(model).inc(count)
         self._batch.observe(count)
-        seconds = generation.seconds
         spent = {stage: getattr(seconds, stage) for stage in ("encode", "encode_image", "denoise", "decode")}
         for stage, each in spent.items():
             self._stages.labels(stage).observe(each)
-        self.seconds_each += (sum(spent.values()) / max(count, 1) - self.seconds_each) / 4
+        self.seconds_each += (sum(spent.values()) / max(count, 1) / max(self._sound(), 1) - self.seconds_each) / 4
 
     @property
     def report(self) -> ServeReport:

@@ -48,8 +48,6 @@ class ServedModel:
         self.sizes = list(dict.fromkeys(sizes)) or [folder.default_size]
         self.places = {str(folder.path): name, **({str(adapters): "the folder of adapters"} if adapters else {})}
         """Paths that clients are not told -> the words in their place."""
-        self.warm: set[tuple[int, int]] = set(self.sizes)
-        """Sizes that it has drawn, or will have when it is ready: others compile first where a provider does."""
         self.safety = "replace" if SAFETY_CHECKER in folder.models else None
         """Fate of images that the safety checker flags: a client gets a black one."""
 

@@ -23,11 +23,13 @@ from sdort.generation.job import plan_job, shared_by
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.typed_options import GenerationOptions
 from sdort.generation.resumed_prompts import alone
+from sdort.providers import LOW
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.memory import device_reader
 from sdort.runtime.probe import choose_provider
 from sdort.samplers.scheduler_names import find_scheduler
 from sdort.serving.drawings import Drawing
+from sdort.serving.engine import OwnEngine
 from sdort.serving.logs import log
 from sdort.serving.metrics import Metrics
 from sdort.serving.pictures import hole_of, read_upload
@@ -82,8 +84,9 @@ class Service:
         self.waiting = Waiting(options.queue, batches, options.batch_wait)
         provider = choose_provider(runtime)[0]
         memory = device_reader(provider, runtime.device_id)
-        self.metrics = Metrics(batches, self.waiting.__len__, memory)
-        self.worker = Worker(models, runtime, self.waiting, batches, self._post, self.metrics)
+        self.metrics = Metrics(batches, self.waiting.__len__, lambda: self.worker.sound, memory)
+        engines = [OwnEngine(models, runtime, batches)]
+        self.worker = Worker(engines, models, self.waiting, self._post, self.metrics, previews=runtime.memory != LOW)
         self.drawings: dict[str, Drawing] = {}
         """Those that are under way, by their ids."""
         self.kept: dict[str, Drawing] = {}
@@ -100,17 +103,17 @@ class Service:
         """Begin, inside of the event loop."""
         self._loop = asyncio.get_running_loop()
         self.worker.on_end = lambda: self._post(self.on_end)
-        self.worker.thread.start()
+        self.worker.start()
 
     async def stop(self, deadline: float) -> None:
         """End when all that waits is drawn, or at the deadline, by :func:`time.monotonic`."""
         self.waiting.close()
-        await asyncio.to_thread(self.worker.thread.join, max(0.0, deadline - time.monotonic()))
+        await asyncio.to_thread(self.worker.join, max(0.0, deadline - time.monotonic()))
         self.waiting.clear()
         for drawing in list(self.drawings.values()):
             drawing.fail("the server ends", 503)
             self._leave(drawing)
-        await asyncio.to_thread(self.worker.thread.join, _LAST)
+        await asyncio.to_thread(self.worker.join, _LAST)
         self._planner.shutdown(wait=False, cancel_futures=True)
 
     def _post(self, call: Callable[..., None], *arguments: Any) -> None:
@@ -201,8 +204,7 @@ class Service:
 
     def _leave(self, drawing: Drawing) -> None:
         self.waiting.remove(drawing)
-        if batch := self.worker.current:
-            batch.look()
+        self.worker.look()
         if self.drawings.pop(drawing.id, None) and drawing.end:
             self.metrics.ended(drawing.end.name, drawing.seconds)
             log(drawing.end.name, drawing=drawing.id, seconds=drawing.seconds)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -104,6 +105,11 @@ class Waiting:
             self._closed = True
             self._changed.notify_all()
 
+    def look(self) -> None:
+        """Let those who wait in :meth:`take` ask again for what they may have."""
+        with self._changed:
+            self._changed.notify_all()
+
     def clear(self) -> list[Drawing]:
         """Take out all requests."""
         with self._changed:
@@ -112,26 +118,40 @@ class Waiting:
             self._changed.notify_all()
             return left
 
-    def take(self) -> Batch | None:
-        """The next images: those of the oldest request, one of a warm size if there is, and of others that share its
-        calls. Waits for them.
+    def take(
+        self,
+        rank: Callable[[Drawing], int | None] = lambda _: 0,
+        begin: Callable[[Drawing], None] = lambda _: None,
+        patience: float | None = None,
+    ) -> Batch | None:
+        """The next images: those of the oldest request, and of others that share its calls. Waits for them.
+
+        Args:
+            rank: the order in which this caller takes requests, the smallest first; None for one that it does not take.
+            begin: called with the request whose images are taken, before another caller may take any.
+            patience: seconds to wait for a request; None for any time.
 
         Returns:
-            None when the queue is closed and empty.
+            None when the queue is closed and empty; a batch without images where none came in time.
         """
+        until = math.inf if patience is None else time.monotonic() + patience
         with self._changed:
             while True:
-                while not self._left:
-                    if self._closed:
+                ranks = {each: found for each in self._left if (found := rank(each)) is not None}
+                if ranks:
+                    first = min(ranks, key=lambda each: ranks[each])
+                    pieces = self._alike(first)
+                    rest = self.rule.due(first.begun, len(pieces)) - time.monotonic()
+                    if rest <= 0 or self._closed:
+                        begin(first)
+                        return self._taken(pieces)
+                else:
+                    if self._closed and not self._left:
                         return None
-                    self._changed.wait()
-                # Nobody whose size is warm waits behind one whose size is compiled first.
-                first = next((each for each in self._left if not each.is_cold), next(iter(self._left)))
-                pieces = self._alike(first)
-                rest = self.rule.due(first.begun, len(pieces)) - time.monotonic()
-                if rest <= 0 or self._closed:
-                    return self._taken(pieces)
-                self._changed.wait(rest)
+                    rest = until - time.monotonic()
+                    if rest <= 0:
+                        return Batch([])
+                self._changed.wait(rest if rest < math.inf else None)
 
     def _alike(self, first: Drawing) -> list[Piece]:
         """As many images as share calls with the first of ``first``."""
@@ -150,4 +170,5 @@ class Waiting:
             self._left[drawing].remove(index)
             if not self._left[drawing]:
                 del self._left[drawing]
+        self._changed.notify_all()
         return Batch(pieces)

@@ -48,8 +48,10 @@ def application(service: Service, keys: Keys | None = None) -> Guard:
 
     @app.get("/ready")
     async def ready() -> Response:
-        is_ready = service.worker.is_ready.is_set()
-        return JSONResponse({"status": "ready" if is_ready else "warming up"}, 200 if is_ready else 503)
+        if service.worker.sound:
+            return JSONResponse({"status": "ready"})
+        trouble = service.worker.trouble
+        return JSONResponse({"status": "failing", "reason": trouble} if trouble else {"status": "warming up"}, 503)
 
     @app.get("/metrics")
     async def metrics() -> Response:

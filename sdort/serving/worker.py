@@ -1,4 +1,4 @@
-"""The thread that owns the GPU: it opens pipelines, warms them up, and draws what waits."""
+"""The threads that draw what waits: one for each engine, and one beside it for sizes that were never drawn."""
 
 from __future__ import annotations
 
@@ -8,23 +8,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from sdort.errors import OF_AN_IMAGE, CancelledError, MemoryShortageError, SdortError, UsageError
-from sdort.generation.command import Pipeline, load_folder
 from sdort.generation.files.infotext import parameters_text
-from sdort.generation.job import plan_job
+from sdort.generation.job import Job
 from sdort.generation.latents.preview import Preview
-from sdort.generation.memory_need import refuse_generation
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.typed_options import PreviewOptions
-from sdort.generation.result import Generation, Image
-from sdort.providers import LOW
-from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.probe import choose_provider
+from sdort.generation.result import Image
 from sdort.serving.drawings import Drawing, Finished
+from sdort.serving.engine import Engine, short_job
 from sdort.serving.logs import log
 from sdort.serving.metrics import Metrics
 from sdort.serving.pictures import preview_url
@@ -34,116 +30,204 @@ from sdort.serving.waiting import Batch, Piece, Waiting
 
 _PREVIEWS = 8
 """Previews of an image."""
+_PROBE = 5.0
+"""Seconds from one look to the next at an engine that fails while nobody asks for images."""
+_SHORTAGES = 3
+"""Images in a row that find no memory, after which that is not their own fault."""
+_Size = tuple[str, int | None, int | None]
+"""The name of a model, a height, a width."""
+
+
+@dataclass(eq=False)
+class _Station:
+    """An engine and what is known of it."""
+
+    engine: Engine
+    warm: set[_Size]
+    """Sizes that it has drawn, or will have when it is open: others compile first where a provider does."""
+    is_open: threading.Event = field(default_factory=threading.Event)
+    has_ended: bool = False
+    trouble: str | None = None
+    """Why it draws nothing at present, in words for clients."""
+    troubled: ServedModel | None = None
+    """The model that it last failed to draw."""
+    shortages: int = 0
+
+    @property
+    def is_sound(self) -> bool:
+        """Whether it is expected to draw what it is given."""
+        return self.is_open.is_set() and self.trouble is None and not self.has_ended
+
+
+@dataclass(eq=False)
+class _Lane:
+    """A thread's place at an engine."""
+
+    station: _Station
+    for_new: bool
+    """Whether it draws sizes that the engine has never drawn, and no others."""
+    batch: Batch | None = None
+    """The images that are being drawn."""
 
 
 class Worker:
     """The drawing of what waits.
 
     Args:
-        models: all that are served; those that do not fit into memory together are opened in turn.
+        engines: one for each GPU.
+        models: all that are served.
         post: calls a function in the event loop's thread.
+        previews: whether any are made.
     """
 
     def __init__(
         self,
+        engines: Sequence[Engine],
         models: Sequence[ServedModel],
-        runtime: RuntimeOptions,
         waiting: Waiting,
-        batches: Sequence[int],
         post: Callable[..., None],
         metrics: Metrics,
+        *,
+        previews: bool = True,
     ) -> None:
-        self._models, self._runtime, self._waiting, self._batches = models, runtime, waiting, batches
-        self._post, self._metrics = post, metrics
-        self._open: dict[str, Pipeline] = {}
-        """By the names of their models; the one that was used last is the last."""
-        self._encoder = ThreadPoolExecutor(2, "sdort-png")
-        self.current: Batch | None = None
-        """The images that are being drawn."""
+        self._waiting, self._post, self._metrics, self._previews = waiting, post, metrics, previews
+        warm = {(model.name, *size) for model in models for size in model.sizes}
+        self.engines = engines
+        self._stations = [_Station(engine, set(warm)) for engine in engines]
+        self._lanes = [_Lane(station, for_new=False) for station in self._stations]
+        if any(model.any_size for model in models):
+            self._lanes += [_Lane(each, for_new=True) for each in self._stations if each.engine.has_second]
+        self._compiling: _Lane | None = None
+        """The lane that draws a new size: one at a time, so that the others draw what is asked for meanwhile."""
+        self._encoder = ThreadPoolExecutor(1 + len(engines), "sdort-png")
+        self._lock = threading.Lock()
         self.failure: Exception | None = None
-        """Why the worker ended before it was told to."""
-        self.is_ready = threading.Event()
+        """Why the last engine ended before it was told to."""
+        self.is_warm = threading.Event()
+        """Set once an engine is open, for good."""
         self.on_end: Callable[[], None] = lambda: None
-        """Called when it has ended."""
-        self.thread = threading.Thread(target=self._run, name="sdort-worker", daemon=True)
+        """Called when all engines have ended."""
+        self._threads = [
+            threading.Thread(target=self._run, args=(lane,), name="sdort-worker", daemon=True) for lane in self._lanes
+        ]
+
+    def start(self) -> None:
+        """Begin to open the engines, and to draw."""
+        for thread in self._threads:
+            thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait for the end of all threads, at the longest so many seconds."""
+        until = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))
+
+    def look(self) -> None:
+        """End what is drawn and nobody waits for."""
+        for lane in self._lanes:
+            if batch := lane.batch:
+                batch.look()
 
     @property
-    def open_models(self) -> list[str]:
-        """The names of models that are in memory."""
-        return list(self._open)
+    def sound(self) -> int:
+        """How many engines draw."""
+        return sum(station.is_sound for station in self._stations)
 
-    def _run(self) -> None:
+    @property
+    def trouble(self) -> str | None:
+        """Why no engine draws; None if one does, or none has begun to."""
+        return None if self.sound else next((each.trouble for each in self._stations if each.trouble), None)
+
+    def _run(self, lane: _Lane) -> None:
+        station = lane.station
         try:
-            for model in self._models:
-                self._warm(model)
-            self.is_ready.set()
-            while batch := self._waiting.take():
-                self.current = batch
-                self._post(self._tell_positions)
-                self._draw(batch)
-                self.current = None
-        except Exception as error:  # raised again by whoever waits for the thread
-            self.failure = error
+            if lane.for_new:
+                station.is_open.wait()
+            else:
+                self._open(station)
+            patience = None
+            while batch := self._waiting.take(partial(self._rank, lane), partial(self._begin, lane), patience):
+                if batch.pieces:
+                    self._post(self._tell_positions)
+                    self._draw(lane, batch)
+                elif station.troubled:
+                    self._probe(station, station.troubled)
+                patience = None
+                if station.trouble and not lane.for_new:
+                    # Nothing but an image shows that it draws again: one of its own, where nobody asks for any.
+                    patience = 0.0 if batch.pieces else _PROBE
+        except Exception as error:  # raised again by whoever waits for the threads
             log("ended", level=logging.ERROR, error=error)
+            self.failure = error
         finally:
-            self._encoder.shutdown()
-            for pipeline in self._open.values():
-                pipeline.close()
-            self._open.clear()
-            self.on_end()
+            self._leave(lane)
+
+    def _open(self, station: _Station) -> None:
+        station.engine.start()
+        station.is_open.set()
+        self.is_warm.set()
+
+    def _leave(self, lane: _Lane) -> None:
+        station = lane.station
+        if lane.for_new:
+            return
+        station.engine.close()
+        with self._lock:
+            station.has_ended = True
+            station.is_open.set()  # the other lane waits for it
+            if not all(each.has_ended for each in self._stations):
+                return
+        self._encoder.shutdown()
+        self.on_end()
+
+    def _rank(self, lane: _Lane, drawing: Drawing) -> int | None:
+        """The order in which a lane takes a request; None for never at present."""
+        is_free = self._compiling in (None, lane)
+        if lane.for_new:
+            return 0 if not self._is_warm(lane, drawing) and is_free else None
+        if self._is_warm(lane, drawing):
+            return 0
+        # Nobody whose size is warm waits behind one whose size is compiled first.
+        return None if lane.station.engine.has_second or not is_free else 1
+
+    def _begin(self, lane: _Lane, drawing: Drawing) -> None:
+        if not self._is_warm(lane, drawing):
+            self._compiling = lane
+
+    def _is_warm(self, lane: _Lane, drawing: Drawing) -> bool:
+        return _size_of(drawing.model, drawing.requests[0]) in lane.station.warm
 
     def _tell_positions(self) -> None:
         for drawing, number in self._waiting.ahead().items():
             drawing.tell("queued", {"position": number})
 
-    def _warm(self, model: ServedModel) -> None:
-        """Draw an image of each size and number, so that all is compiled and loaded."""
-        pipeline = self._pipeline(model)
-        for height, width in model.sizes:
-            for count in sorted({1, self._batches[-1]}):
-                job = plan_job("", {"height": height, "width": width, "steps": 2, "num_images": count, "seed": 0,
-                                    "images_at_once": self._batches[-1]})  # fmt: skip
-                started = time.perf_counter()
-                pipeline.generate_job(job, ())
-                seconds = round(time.perf_counter() - started, 3)
-                log("warm", model=model.name, width=width, height=height, images=count, seconds=seconds)
-
-    def _pipeline(self, model: ServedModel) -> Pipeline:
-        """The open pipeline of a model; others are closed, the longest unused one first, where memory asks for it.
-
-        Raises:
-            SdortError: as :func:`load_folder`.
-        """
-        if model.name in self._open:
-            self._open[model.name] = self._open.pop(model.name)
-            return self._open[model.name]
-        while self._open and not self._has_room(model):
-            name = next(iter(self._open))
-            log("closed", model=name, room_for=model.name)
-            self._open.pop(name).close()
-        self._open[model.name] = load_folder(model.folder.path, self._runtime)
-        return self._open[model.name]
-
-    def _has_room(self, model: ServedModel) -> bool:
-        height, width = max(model.sizes)
-        request = Request(prompt="", height=height, width=width, num_images=self._batches[-1])
-        provider = choose_provider(self._runtime)[0]
+    def _draw(self, lane: _Lane, batch: Batch) -> None:
+        """Draw a batch, and let the other lanes see what came of it."""
+        lane.batch = batch
         try:
-            refuse_generation(model.folder, request, self._batches[-1], provider, self._runtime.device_id)
-        except MemoryShortageError:
-            return False
-        return True
+            self._drawn(lane, batch)
+        finally:
+            lane.batch = None
+            if self._compiling is lane:
+                self._compiling = None
+                self._waiting.look()
 
-    def _draw(self, batch: Batch) -> None:
+    def _drawn(self, lane: _Lane, batch: Batch) -> None:
         """Draw images; where one's own fault ends that, what is left is drawn in halves."""
+        lane.batch = batch
         batch.pieces = [piece for piece in batch.pieces if not piece.drawing.unwanted.is_set()]
         if not batch.pieces:
             return
-        done, model = set[int](), batch.pieces[0].drawing.model
+        done, model, station = dict[int, bool](), batch.pieces[0].drawing.model, lane.station
+        size = _size_of(model, batch.pieces[0].request)
         try:
-            generation = self._generated(self._pipeline(model), batch, done)
-            self._metrics.drawn(model.name, generation)
-            model.warm.add((generation.height, generation.width))
+            seconds = station.engine.draw(
+                model, self._job(batch), partial(self._take, batch, done), new_size=size not in station.warm
+            )
+            self._metrics.drawn(model.name, sum(done.values()), seconds)
+            station.warm.add(size)
+            if not lane.for_new:
+                station.trouble, station.shortages = None, 0
         except CancelledError:
             return
         except Exception as error:  # whatever it is, the server goes on
@@ -151,15 +235,33 @@ class Worker:
             left = [piece for number, piece in enumerate(batch.pieces) if number not in done]
             if isinstance(error, OF_AN_IMAGE) and len(left) > 1:
                 for half in (left[: len(left) // 2], left[len(left) // 2 :]):
-                    self.current = Batch(half)
-                    self._draw(self.current)
+                    self._drawn(lane, Batch(half))
                 return
-            if not isinstance(error, OF_AN_IMAGE) and (broken := self._open.pop(model.name, None)):
-                broken.close()  # its sessions may be in any state: they are opened anew
+            if not lane.for_new:
+                self._failed(station, model, error)
             for piece in left:
                 self._post(piece.drawing.fail, *_told(error, model))
 
-    def _generated(self, pipeline: Pipeline, batch: Batch, done: set[int]) -> Generation:
+    def _failed(self, station: _Station, model: ServedModel, error: Exception) -> None:
+        """Remember an error that is not one image's own."""
+        station.shortages = station.shortages + 1 if isinstance(error, MemoryShortageError) else 0
+        if isinstance(error, OF_AN_IMAGE) and station.shortages < _SHORTAGES:
+            return
+        station.trouble, station.troubled = _told(error, model)[0], model
+        station.engine.mend(model)
+
+    def _probe(self, station: _Station, model: ServedModel) -> None:
+        """See whether an engine that failed draws again."""
+        try:
+            station.engine.draw(model, short_job(model.sizes[0]), lambda *_: None)
+            station.trouble, station.shortages = None, 0
+            log("draws again", model=model.name)
+        except Exception as error:  # whatever it is, the server goes on
+            log("draws nothing", level=logging.ERROR, error=error, model=model.name)
+            self._failed(station, model, error)
+
+    def _job(self, batch: Batch) -> Job:
+        """The job of images that are drawn together."""
         pieces = batch.pieces
         for drawing, number, request in pieces:
             self._post(drawing.step, number, 0, request.steps)
@@ -169,28 +271,26 @@ class Worker:
             for drawing, number, _ in pieces:
                 self._post(drawing.step, number, int(amount / len(pieces)), int(total / len(pieces)))
 
-        def take(number: int, image: Image | None) -> None:
-            done.add(number)
-            if image is None:
-                self._post(pieces[number].drawing.fail, "the image shows nothing: another seed may show more")
-            else:
-                self._encoder.submit(self._finish, pieces[number], image)
-
-        first = pieces[0].drawing
         previews = PreviewOptions()
-        if any(piece.drawing.previews for piece in pieces) and self._runtime.memory != LOW:
+        if self._previews and any(piece.drawing.previews for piece in pieces):
             steps = pieces[0].request.steps
             previews = PreviewOptions(
                 on_preview=partial(self._previewed, pieces), preview_every=max(1, -(-steps // _PREVIEWS))
             )
-        job = replace(
-            first.job,
+        return replace(
+            pieces[0].drawing.job,
             requests=[piece.request for piece in pieces],
             on_progress=moved,
             cancel=batch.cancel,
             previews=previews,
         )
-        return pipeline.generate_job(job, (), take)
+
+    def _take(self, batch: Batch, done: dict[int, bool], number: int, image: Image | None) -> None:
+        done[number] = image is not None
+        if image is None:
+            self._post(batch.pieces[number].drawing.fail, "the image shows nothing: another seed may show more")
+        else:
+            self._encoder.submit(self._finish, batch.pieces[number], image)
 
     def _previewed(self, pieces: Sequence[Piece], preview: Preview) -> None:
         for (drawing, number, _), pixels in zip(pieces, preview.images, strict=True):
@@ -209,6 +309,10 @@ class Worker:
             self._post(piece.drawing.fail, *_told(error, piece.drawing.model))
         else:
             self._post(piece.drawing.finish, piece.number, found)
+
+
+def _size_of(model: ServedModel, request: Request) -> _Size:
+    return model.name, request.height, request.width
 
 
 def _told(error: Exception, model: ServedModel) -> tuple[str, int]:

@@ -141,13 +141,12 @@ def test_a1111_tells_progress_and_interrupts(webui: Any) -> None:
 
 
 def test_models_are_asked_for_by_name_and_take_turns_in_memory(pipeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sdort.serving import worker
-
     with running(f"one={pipeline}", f"two={pipeline}") as served:
-        assert served.service.worker.open_models == ["one", "two"]
-        monkeypatch.setattr(worker.Worker, "_has_room", lambda self, model: not self.open_models)
-        served.service.worker._open.pop("one").close()
+        engine = served.engine
+        assert engine.open_models == ["one", "two"]
+        monkeypatch.setattr(engine, "_has_room", lambda model, size: not engine.open_models)
+        engine._open.pop("one").close()
         client = openai.OpenAI(base_url=f"{served.url}/v1", api_key="unused", max_retries=0)
         for name in ("one", "two", "one"):
             client.images.generate(model=name, prompt="a", extra_body={"steps": 2})
-            assert served.service.worker.open_models == [name]
+            assert engine.open_models == [name]

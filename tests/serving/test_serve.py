@@ -36,13 +36,13 @@ def test_requests_at_once_are_drawn_together_and_are_what_they_are_alone(
 ) -> None:
     """Those of one setting alone: another number of steps, another sampler, a longer prompt are others."""
     batches: list[list[str]] = []
-    own = served.service.worker._generated
+    own = served.engine.draw
 
-    def generated(pipeline: Any, batch: Any, done: Any) -> Any:
-        batches.append(sorted(piece.drawing.requests[piece.number].prompt for piece in batch.pieces))
-        return own(pipeline, batch, done)
+    def drawn(model: Any, job: Any, take: Any, **how: Any) -> Any:
+        batches.append(sorted(request.prompt for request in job.requests))
+        return own(model, job, take, **how)
 
-    monkeypatch.setattr(served.service.worker, "_generated", generated)
+    monkeypatch.setattr(served.engine, "draw", drawn)
     asked: list[dict[str, Any]] = [
         {"prompt": "a", "seed": 3},
         {"prompt": "b", "seed": 4},

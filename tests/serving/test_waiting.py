@@ -27,8 +27,8 @@ def waiting(*asked: Asked, batches: Any = (1, 2, 3, 4), places: int = 9, wait: f
     return queue
 
 
-def taken(queue: Any) -> list[tuple[Any, int]]:
-    batch = queue.take()
+def taken(queue: Any, **how: Any) -> list[tuple[Any, int]]:
+    batch = queue.take(**how)
     return [] if batch is None else [(piece.drawing, piece.number) for piece in batch.pieces]
 
 
@@ -48,10 +48,15 @@ def test_a_provider_that_compiles_gets_the_numbers_that_are_warm() -> None:
     assert [len(taken(queue)) for _ in range(4)] == [4, 1, 1, 1]
 
 
-def test_a_size_that_is_not_warm_comes_behind_those_that_are() -> None:
-    cold, warm = Asked("x", cold=True), Asked("y")
-    queue = waiting(cold, warm)
-    assert [taken(queue), taken(queue)] == [[(warm, 0)], [(cold, 0)]]
+def test_each_caller_takes_what_it_may_in_its_own_order() -> None:
+    cold, warm, more = Asked("x", cold=True), Asked("y"), Asked("z")
+    queue, begun = waiting(cold, warm, more), list[Any]()
+    behind: dict[str, Any] = {"rank": lambda each: int(each.is_cold), "begin": begun.append}
+    assert taken(queue, **behind) == [(warm, 0)]
+    assert taken(queue, rank=lambda each: 0 if each.is_cold else None) == [(cold, 0)]
+    assert taken(queue, rank=lambda _: None, patience=0.01) == []
+    assert taken(queue, **behind) == [(more, 0)]
+    assert begun == [warm, more]
 
 
 def test_an_image_waits_for_others_no_longer_than_is_said() -> None:

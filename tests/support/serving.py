@@ -27,6 +27,7 @@ class Running:
 
     def __init__(self, server: Server, port: int) -> None:
         self.server, self.service, self.port = server, server.service, port
+        self.engine: Any = server.service.worker.engines[0]
         self.url = f"http://127.0.0.1:{port}"
         self.client = httpx2.Client(base_url=self.url, timeout=60)
 
@@ -55,7 +56,7 @@ def running(*pipelines: Any, ready: bool = True, **options: Any) -> Iterator[Run
         try:
             found = Running(server, sockets[0].getsockname()[1])
             worker = found.service.worker
-            while ready and not worker.is_ready.wait(0.05):
+            while ready and not worker.is_warm.wait(0.05):
                 assert thread.is_alive(), worker.failure
             with found.client:
                 yield found

@@ -1,0 +1,147 @@
+"""What draws: sizes that compile do not hold it, and whether it draws is told."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.serving import Running, running
+
+from sdort.errors import MemoryShortageError, ParityError, ProviderError
+from sdort.generation.command import Pipeline, load_folder
+from sdort.serving import engine as engines
+from sdort.serving import worker
+
+OTHER = {"width": 64, "height": 128}
+
+
+def until(found: Any, seconds: float = 20.0) -> None:
+    """Wait until something is so."""
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def drawn(served: Running, **body: Any) -> str:
+    """The last event of a drawing."""
+    return served.events(served.draw(**body))[-1][0]
+
+
+class Compiling:
+    """Second pipelines, whose first image takes until it is let go."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go, self.opened, self.calls = threading.Event(), threading.Event(), 0, list[Any]()
+        load = load_folder
+
+        def opened(folder: Any, runtime: Any) -> Any:
+            self.opened += 1
+            pipeline: Any = load(folder, runtime)
+            own = pipeline.generate_job
+
+            def generate(job: Any, *more: Any) -> Any:
+                self.calls.append((job.requests[0].height, job.images))
+                self.begun.set()
+                assert self.go.wait(30)
+                return own(job, *more)
+
+            pipeline.generate_job = generate
+            return pipeline
+
+        monkeypatch.setattr(engines, "load_folder", opened)
+
+
+@pytest.fixture
+def served(pipeline: Path) -> Iterator[Running]:
+    with running(pipeline, any_size=True, batch_wait=0.0) as found:
+        yield found
+
+
+def test_no_request_waits_behind_a_compilation(served: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    compiling = Compiling(monkeypatch)
+    with ThreadPoolExecutor(2) as pool:
+        new = pool.submit(drawn, served, **OTHER)
+        assert compiling.begun.wait(20)
+        another = pool.submit(drawn, served, width=128, height=64)
+        for _ in range(3):
+            assert drawn(served) == "done"  # a size that is warm, while one compiles and another waits to be
+        assert not new.done()
+        assert compiling.calls == [(128, 1)]
+        compiling.go.set()
+        assert [new.result(30), another.result(30)] == ["done", "done"]
+    # With the client's image all numbers of its size are compiled; the first pipeline then draws it.
+    until(lambda: len(compiling.calls) == 6)
+    assert compiling.calls == [(128, 1), (128, 1), (128, 4), (64, 1), (64, 1), (64, 4)]
+    assert drawn(served, **OTHER) == "done"
+    assert (compiling.opened, len(compiling.calls)) == (2, 6)
+
+
+def test_without_room_for_a_second_pipeline_the_first_one_draws_new_sizes(
+    served: Running, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiling = Compiling(monkeypatch)
+    monkeypatch.setattr(served.engine, "_has_room", lambda model, size: False)
+    assert [drawn(served, **OTHER), drawn(served)] == ["done", "done"]
+    assert compiling.opened == 0
+
+
+class Failing:
+    """Pipelines that raise what is set."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.error: Exception | None = None
+        own = Pipeline.generate_job
+
+        def generate(pipeline: Pipeline, *arguments: Any) -> Any:
+            if self.error:
+                raise self.error
+            return own(pipeline, *arguments)
+
+        monkeypatch.setattr(Pipeline, "generate_job", generate)
+
+
+def state(served: Running) -> tuple[int, str | None, str]:
+    """The answer of ``/ready``, its reason, and the number of workers in the metrics."""
+    answer = served.client.get("/ready")
+    (count,) = (line for line in served.client.get("/metrics").text.splitlines() if line.startswith("sdort_workers "))
+    return answer.status_code, answer.json().get("reason"), count.split()[1]
+
+
+def test_a_server_whose_provider_fails_is_not_ready_until_it_draws_again(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_PROBE", 0.05)
+    with running(pipeline, batch_wait=0.0) as served:
+        failing = Failing(monkeypatch)
+        assert state(served) == (200, None, "1.0")
+        failing.error = ProviderError(f"the device is lost, below {pipeline}")
+        assert drawn(served) == "failed"
+        until(lambda: state(served)[0] == 503)
+        assert state(served) == (503, f"the device is lost, below {pipeline.name}", "0.0")
+        failing.error = None  # nobody asks: it sees by itself that it draws again
+        until(lambda: state(served) == (200, None, "1.0"))
+        assert drawn(served) == "done"
+
+
+def test_errors_of_an_image_leave_a_server_ready_but_for_shortages_that_repeat(
+    pipeline: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker, "_PROBE", 60.0)
+    with running(pipeline, batch_wait=0.0) as served:
+        failing = Failing(monkeypatch)
+        for error in (ParityError("NaN"), MemoryShortageError("no room"), MemoryShortageError("no room")):
+            failing.error = error
+            assert drawn(served) == "failed"
+            assert state(served)[0] == 200
+        failing.error = MemoryShortageError("no room")
+        assert drawn(served) == "failed"
+        until(lambda: state(served)[:2] == (503, "no room"))
+        failing.error = None
+        assert drawn(served) == "done"  # an image that a client asks for
+        until(lambda: state(served)[0] == 200)
