@@ -200,7 +200,7 @@ class Step:
 
     def run(self) -> Any:
         """One run, to its end: reading the output waits for it."""
-        self.buffers.run()
+        self.buffers.run(0)
         return self.buffers.output.read()
 
     def output(self) -> Any:

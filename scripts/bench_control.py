@@ -97,7 +97,7 @@ def step_of(session: Session, controls: Controls | None, args: argparse.Namespac
     def step() -> BoundBuffers:
         if controls:
             controls.prepare(0, 1, buffers)
-        buffers.run()
+        buffers.run(0)
         return buffers
 
     return step

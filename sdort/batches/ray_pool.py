@@ -317,5 +317,7 @@ def check_workers(runtime: RuntimeOptions) -> None:
             f"--ray gives each worker a GPU: leave out --device-id {runtime.device_id}",
             hint="Show the GPUs that may be used in CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES.",
         )
+    if runtime.other_devices:
+        raise UsageError("--ray gives each worker a GPU, and --devices an image several", hint="Leave one of them out.")
     if runtime.provider != "cpu":
         refuse_rocr(os.environ)

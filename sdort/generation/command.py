@@ -39,6 +39,7 @@ from sdort.generation.requests.typed_options import GenerationOptions
 from sdort.generation.result import Generation, Image, PeakMemory, any_flagged, joined, replaced_text, withheld_text
 from sdort.generation.resumed_prompts import Unfinished, find_unfinished, plan_unfinished, recorded_settings
 from sdort.generation.run_times import keep_speed, known_seconds
+from sdort.generation.shared_devices import refuse_shared, remark_on_devices
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.machine.phases import phase
 from sdort.pipelines.content_check import content_check
@@ -47,7 +48,7 @@ from sdort.providers import LOW, NORMAL
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import can_tune
-from sdort.runtime.environment import device_name, versions
+from sdort.runtime.environment import device_names, versions
 from sdort.runtime.memory import DeviceGrowth, peak_resident
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.provider_message import announce, custom_ops_hash
@@ -193,6 +194,7 @@ class Pipeline:
             if self._options.memory == LOW:  # whose sessions are closed
                 refuse_low(models.folder, plan, job.images, models.provider, device_id)
                 return plan, 0
+            refuse_shared(models.folder, plan, job.images, models.provider, self._options, self._held)
             return plan, refuse_generation(
                 models.folder, plan.request, job.images, models.provider, device_id, self._held,
                 refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
@@ -301,7 +303,7 @@ class Pipeline:
             requested_provider=options.provider,
             fallback=models.fallback,
             tuning=options.tuning and can_tune(models.provider, options),
-            device=device_name(models.provider, options.device_id),
+            device=device_names(models.provider, options.all_devices),
             custom_ops=self._custom_ops,
             graph=options.graph,
             decoded=models.decoded,
@@ -320,6 +322,7 @@ def load_folder(folder: Path, options: RuntimeOptions, plan: LoadPlan | None = N
     """
     chosen = (plan.provider, plan.replaced) if plan else choose_provider(options)
     announce(options, chosen)
+    remark_on_devices(chosen[0], options)
     device = DeviceGrowth(chosen[0], options.device_id)
     started = time.perf_counter()
     models = load_pipeline(folder, options, plan)
@@ -358,7 +361,7 @@ class PlannedRun:
     @property
     def seconds(self) -> float | None:
         """Estimated seconds, by the last runs of its kind on this machine; None where there was none."""
-        device = device_name(self.provider, self.runtime.device_id)
+        device = device_names(self.provider, self.runtime.all_devices)
         memory = self.runtime.memory or NORMAL
         return known_seconds(self.folder, self.jobs, self.plans, self.provider.name, device, memory)
 
@@ -420,7 +423,7 @@ def _refuse_or_choose(
     Raises:
         MemoryShortageError: a job cannot fit.
     """
-    if runtime.memory is None:
+    if runtime.memory is None and not runtime.other_devices:
         pairs = [(plan, job.images) for plan, job in zip(plans, jobs, strict=True)]
         runtime = replace(runtime, memory=choose_memory(folder, pairs, provider, runtime.device_id))
     for job, plan in zip(jobs, plans, strict=True):
@@ -429,6 +432,7 @@ def _refuse_or_choose(
                 refuse_low(folder, plan, job.images, provider, runtime.device_id)
             else:
                 refuse_generation(folder, plan.request, job.images, provider, runtime.device_id, stages=plan.stages)
+                refuse_shared(folder, plan, job.images, provider, runtime)
     return runtime
 
 

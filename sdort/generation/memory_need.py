@@ -332,6 +332,33 @@ def refuse_generation(
     return needed
 
 
+def refuse_other_device(
+    folder: PipelineFolder,
+    request: Request,
+    images: int,
+    provider: Provider,
+    device_id: int,
+    held: int | None,
+    stages: Sequence[Stage],
+) -> None:
+    """Refuse a run for which a device has no memory that has the UNet and the decoder alone, and a part of the work.
+
+    Args:
+        images, held: as :func:`refuse_generation` takes them.
+
+    Raises:
+        MemoryShortageError: what it needs at the most, and what is free.
+    """
+    free = free_memory(provider.vendor, device_id)
+    if free is None:
+        return
+    shared = [folder.denoiser, DECODER]
+    weights = weight_bytes(folder, shared) + opening_bytes(provider, len(shared)) if held is None else 0
+    free += held or 0
+    needed = generation_bytes(folder, request, images, provider, free, stages)
+    refuse_shortage(weights + needed, free, f"a part of each image on GPU {device_id}")
+
+
 def used_components(folder: PipelineFolder, request: Request) -> list[str]:
     """The components of a pipeline that a request uses."""
     encoder = [ENCODER] if encodes(request) else []

@@ -45,6 +45,7 @@ from sdort.generation.requests.tokenizers import load_tokenizers, remark_on_file
 from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
 from sdort.generation.schedules.recurrence import Recurrence
 from sdort.generation.schedules.schedule_part import Part, PartSteps
+from sdort.generation.shared_devices import remark_on_shares
 from sdort.graph.signature import Array, TensorSpec, static_size
 from sdort.machine.phases import phase
 from sdort.onnx_io.component_file import ComponentFile
@@ -137,6 +138,8 @@ class TextToImage:
         self.controls = RunningControls(self.openings)
         self.ip_adapter_tokens = IpAdapterTokens()
         self.encoded_texts = EncodedTexts()
+        self._samples = 0
+        """Samples of the last step."""
         self._set_aside: tuple[Loop, str | None] | None = None
         """The loop of the UNet with, or without, inputs for control images, the one that is not in use, and what was in
         fp32 when it was."""
@@ -772,6 +775,9 @@ class TextToImage:
         given = start.begin(source, latent, stage.part)
         extra = 0 if given.extra is None else given.extra.shape[1]
         batch = Batch(conditions.copies, len(given.noise), latent, extra)
+        if batch.samples != self._samples:
+            self._samples = batch.samples
+            remark_on_shares(self.loop.unet, batch.samples)
         previews = self._previews(request, stage, guidance, source.seeds)
         controls = self._controls(request, stage)
         if recurrence is None or not self.loop.fits(recurrence, batch):

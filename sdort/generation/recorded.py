@@ -32,12 +32,12 @@ class Recorder(Session):
 class RecordedBuffers(BoundBuffers):
     """Buffers whose session, a :class:`Recorder`, keeps what is in them at every run."""
 
-    def run(self, whole: bool = True, *, wait: bool = True) -> None:
+    def run(self, step: int, whole: bool = True, *, wait: bool = True) -> None:
         assert isinstance(self.session, Recorder)
         if self.session.stream:
             self.session.stream.wait()
         self.session.fed += self.feeds()
-        super().run(whole, wait=wait)
+        super().run(step, whole, wait=wait)
 
 
 class RecordedLoop(Loop):

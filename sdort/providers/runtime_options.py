@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
 from sdort.errors import UsageError
 from sdort.options.declared_options import option
 from sdort.options.number_ranges import DEVICE_ID, THREADS, check_fields
-from sdort.providers import AUTO, MEMORY, PROVIDER_NAMES, PROVIDERS
+from sdort.providers import AUTO, LOW, MEMORY, PROVIDER_NAMES, PROVIDERS
 
 _SEARCHED = ", ".join(f"{provider.searched} on {name}" for name, provider in PROVIDERS.items() if provider.tuning)
 _WITH_GRAPHS = ", ".join(name for name, provider in PROVIDERS.items() if provider.graph)
@@ -86,6 +86,23 @@ class ExecutionOptions:
     )
 
 
+def read_devices(devices: str | Sequence[int]) -> tuple[int, ...]:
+    """The numbers of GPUs in a list, or in a text with commas.
+
+    Raises:
+        UsageError: it has no number, one that is none of a GPU, or one twice.
+    """
+    given = [DEVICE_ID.parse(part.strip()) for part in devices.split(",")] if isinstance(devices, str) else devices
+    problem = next(filter(None, map(DEVICE_ID.problem, given)), None)
+    if problem or not len(given):
+        raise UsageError(f"--devices {problem or 'has no number'}", hint="Name GPUs by their numbers, such as 0,1.")
+    numbers = DEVICE_ID.check_all(given)
+    twice = next((number for number in numbers if numbers.count(number) > 1), None)
+    if twice is not None:
+        raise UsageError(f"--devices has {twice} twice", hint="Name each GPU once.")
+    return numbers
+
+
 @dataclass(frozen=True)
 class RuntimeOptions(ExecutionOptions):
     """Options of the runtime, and what sdort says beside them where it opens a session.
@@ -107,6 +124,20 @@ class RuntimeOptions(ExecutionOptions):
         "the time of loading.",
         doc="``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in "
         "each call, and what follows of failures to load then happens there.",
+    )
+    devices: str | Sequence[int] | None = option(
+        None,
+        section="Execution",
+        form="text",
+        after="device_id",
+        metavar="N,N,...",
+        unset="the one of --device-id",
+        help="Numbers of GPUs that compute each image together, such as 0,1: they share the samples of a step (with "
+        "guidance an image has two), and the images or --vae-tiling's tiles that are decoded. Each GPU holds the UNet "
+        "and the decoder, the first one all models.",
+        doc='Numbers of GPUs that compute each image together, as ``"0,1"`` or a list: they share the samples of a '
+        "step (with guidance an image has two), and the images or tiles that are decoded. Each has the UNet and the "
+        "decoder, the first one all models. By default ``device_id`` alone.",
     )
     tuning_ms: int = 100
     """How long TunableOp may try one kernel, in milliseconds."""
@@ -131,6 +162,30 @@ class RuntimeOptions(ExecutionOptions):
         check_fields(self, DEVICE_ID, THREADS)
         if self.memory not in (None, *MEMORY):
             raise UsageError(f"--memory {self.memory!r} is not one of {', '.join(MEMORY)}")
+        if self.devices is not None:
+            self._check_devices(read_devices(self.devices))
+
+    def _check_devices(self, numbers: tuple[int, ...]) -> None:
+        if self.device_id not in (0, numbers[0]):
+            raise UsageError(
+                f"--device-id {self.device_id} is not the first of --devices", hint="Leave --device-id out."
+            )
+        if self.memory == LOW and len(numbers) > 1:
+            raise UsageError(
+                "--memory low loads models in turn, and --devices keeps them loaded on each GPU", hint="Leave one out."
+            )
+        object.__setattr__(self, "devices", ",".join(map(str, numbers)))
+        object.__setattr__(self, "device_id", numbers[0])
+
+    @property
+    def all_devices(self) -> tuple[int, ...]:
+        """Numbers of all GPUs that compute."""
+        return self.device_id, *self.other_devices
+
+    @property
+    def other_devices(self) -> tuple[int, ...]:
+        """Numbers of the GPUs beside ``device_id``."""
+        return () if self.devices is None else read_devices(self.devices)[1:]
 
     @property
     def may_fall_back(self) -> bool:
@@ -175,3 +230,7 @@ class LoadOptions(ExecutionKeywords, total=False):
     memory: str | None
     """``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in each call,
     and what follows of failures to load then happens there."""
+    devices: str | Sequence[int] | None
+    """Numbers of GPUs that compute each image together, as ``"0,1"`` or a list: they share the samples of a step (with
+    guidance an image has two), and the images or tiles that are decoded. Each has the UNet and the decoder, the first
+    one all models. By default ``device_id`` alone."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import platform
+from collections import Counter
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -29,6 +31,12 @@ def versions() -> dict[str, str]:
 def device_name(provider: Provider, device_id: int = 0) -> str:
     """The device that a provider computes on, in words; ``unknown GPU`` where no tool tells."""
     return (_gpu_name(provider, device_id) or "unknown GPU") if provider.on_gpu else cpu_name()
+
+
+def device_names(provider: Provider, device_ids: Sequence[int]) -> str:
+    """The devices that compute an image together, in words: ``2 x NAME`` where all are the same."""
+    names = Counter(device_name(provider, number) for number in device_ids)
+    return " + ".join(name if count == 1 else f"{count} x {name}" for name, count in names.items())
 
 
 def cpu_name() -> str:

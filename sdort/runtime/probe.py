@@ -145,7 +145,8 @@ def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tu
 
     Raises:
         ProviderError: ONNX Runtime is not installed; the named provider does not load and ``options.fallback`` is not
-            True; or ``auto`` with ``fallback`` False finds a GPU provider compiled in that does not load.
+            True; or ``auto`` with ``fallback`` False finds a GPU provider compiled in that does not load; or one of
+            ``options.other_devices`` cannot be used.
         UsageError: as :func:`sdort.providers.session_settings.check_options`.
     """
     import_onnxruntime()  # a CPU that is asked for needs it too, and is never probed
@@ -164,6 +165,9 @@ def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tu
         # Where it would run instead knows neither.
         raise ProviderError(reason, hint="Without --graph and --provider-option it would run on the CPU.")
     check_options(provider, options)
+    for number in () if provider.is_fallback else options.other_devices:
+        if refused := _why_not(provider.name, number):
+            raise ProviderError(f"--devices: {provider.name} cannot use GPU {number}: {refused}")
     return provider, reason
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,6 +14,7 @@ import onnx
 
 from sdort.console import detail, warn
 from sdort.errors import BadModelError, SdortError
+from sdort.families.component_names import DECODER
 from sdort.families.known_families import DENOISERS, find_roles, roles_of
 from sdort.graph.domains import OWN_DOMAIN
 from sdort.graph.signature import Array, TensorSpec, cast_feeds
@@ -38,6 +39,7 @@ from sdort.runtime.device_stream import DeviceStream, open_stream
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.memory_pool import MemoryPool, open_pool
 from sdort.runtime.opener import ALL, FATAL, create_session, stoppable
+from sdort.runtime.other_devices import OtherDevice
 from sdort.runtime.placed_weights import PlacedWeights, placeable
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
@@ -112,6 +114,8 @@ class SessionPlace(NamedTuple):
     component: str
     provider: Provider
     weights: ReplacedWeights | None
+    others: tuple[ReplacedWeights, ...] = ()
+    """Those of the further devices."""
 
 
 class Session:
@@ -128,6 +132,7 @@ class Session:
     Attributes:
         shallow: the same model without its deep part, which takes what this one gives of that as :attr:`kept`; None
             where the model is not cut (``options.deep_cut``).
+        others: the same model on further devices (``options.devices``).
     """
 
     def __init__(
@@ -162,6 +167,7 @@ class Session:
         self.inputs = own if inputs is None else dict(inputs)
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
         self.shallow: Session | None = None
+        self.others: Sequence[OtherDevice[Session]] = ()
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _run_options()
         self._graphs: dict[tuple[int, bool], Any] = {}
@@ -179,8 +185,10 @@ class Session:
     @property
     def place(self) -> SessionPlace:
         """Where it was opened, to open it again."""
-        shared = self.weights if self.options.adapters else None
-        return SessionPlace(self.path, self.component, self.provider, shared)
+        if not self.options.adapters:
+            return SessionPlace(self.path, self.component, self.provider, None)
+        others = tuple(other.session.weights for other in self.others)
+        return SessionPlace(self.path, self.component, self.provider, self.weights, others)
 
     @property
     def kept(self) -> str:
@@ -248,6 +256,12 @@ class Session:
         self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
         if self.pool and self.options.graph and number != UNRECORDED and graph not in self._recorded:
             self._recorded[graph] = (number, self.pool.sizes().state)
+
+    def records(self, graph: int) -> bool:
+        """Whether :meth:`run_bound` is going to record a graph, while no other thread may use the device's driver."""
+        if not self.options.graph or self.pool is None:
+            return self.options.graph and all(number != graph for number, _ in self._graphs)
+        return graph not in self._recorded or self._recorded[graph][1] != self.pool.sizes().state
 
     def _number_of(self, graph: int) -> int:
         """ONNX Runtime's number of a graph: a new one where its replay would write into what others took since then."""
@@ -354,12 +368,12 @@ def open_again(place: SessionPlace, options: RuntimeOptions, model: onnx.ModelPr
     Raises:
         BadModelError, ProviderError: as :func:`open_session`, and :func:`open_graph` with a model.
     """
-    path, component, provider, weights = place
-    shared = weights if options.adapters else None
+    path, component, provider, weights, others = place
+    shared, others = (weights, others) if options.adapters else (None, ())
     if model is not None or not is_logged(provider, options):
-        return _prepare_start(model, path, component, provider, options, FATAL, weights=shared)()
+        return _prepare_start(model, path, component, provider, options, FATAL, weights=shared, others=others)()
     opened: tuple[Session, str] = placement.run_logged(
-        lambda: _prepare_start(None, path, component, provider, options, 0, weights=shared)()
+        lambda: _prepare_start(None, path, component, provider, options, 0, weights=shared, others=others)()
     )
     placement.refuse_fallback(opened[1], provider, component)
     return opened[0]
@@ -459,6 +473,46 @@ def _prepare_start(
     severity: int,
     optimization: str = ALL,
     weights: ReplacedWeights | None = None,
+    others: Sequence[ReplacedWeights] = (),
+) -> Callable[[], Session]:
+    """:func:`_prepare_one` on the device of ``options``, and on the further ones where they share the component.
+
+    Args:
+        others: weights as :attr:`SessionPlace.others`.
+    """
+
+    def prepared(options: RuntimeOptions, severity: int, weights: ReplacedWeights | None) -> Callable[[], Session]:
+        return _prepare_one(graph, path, component, provider, options, severity, optimization, weights)
+
+    further = options.other_devices if component in (*DENOISERS, DECODER) else ()
+    first = prepared(options, severity, weights)
+    kept: Sequence[ReplacedWeights | None] = others or [None] * len(further)
+    starts = {
+        number: prepared(replace(options, devices=None, device_id=number), FATAL, own)
+        for number, own in zip(further, kept, strict=True)
+    }
+    return partial(_start_on_all, first, starts) if starts else first
+
+
+def _start_on_all(first: Callable[[], Session], starts: Mapping[int, Callable[[], Session]]) -> Session:
+    """The session of the first device, with those of the others; all of them are opened side by side."""
+    others = [OtherDevice(number, start) for number, start in starts.items()]
+    session = first()
+    for other in others:
+        _ = other.session  # what failed is raised here
+    session.others = others
+    return session
+
+
+def _prepare_one(
+    graph: onnx.ModelProto | None,
+    path: Path,
+    component: str,
+    provider: Provider,
+    options: RuntimeOptions,
+    severity: int,
+    optimization: str = ALL,
+    weights: ReplacedWeights | None = None,
 ) -> Callable[[], Session]:
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it. The call is
     ONNX Runtime's part."""
@@ -548,7 +602,7 @@ def _start_graph(
     Args:
         placed: another session's weights in the GPU's memory, to be shared.
     """
-    options, (path, component, provider, weights) = start.options, start.place
+    options, (path, component, provider, weights, _) = start.options, start.place
     initializers: dict[str, Any] = {}
     if options.adapters and weights is not None:
         graph = copied(graph) if graph else read_component(path, component).copy()  # parts are shared
@@ -599,7 +653,7 @@ def _place_weights(
     Raises:
         MemoryShortageError: they do not fit.
     """
-    path, component, provider, _ = place
+    path, component, provider, *_ = place
     if not provider.device or keeps_constants(provider) or not is_reachable(provider.vendor):
         return None
     model = read_component(path, component).proto if graph is None else graph

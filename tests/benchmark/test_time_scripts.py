@@ -1,5 +1,6 @@
 """The scripts that time a run: its start (cold_start.py), what it takes beside its stages (own_time.py),
-and what it saves by computing the deep part of the UNet seldom (deep_cache.py)."""
+what it saves by computing the deep part of the UNet seldom (deep_cache.py), and what several devices gain
+(shared_images.py)."""
 
 from __future__ import annotations
 
@@ -61,3 +62,21 @@ def test_fewer_whole_steps_are_timed_and_their_images_compared(tiny: Tiny, tmp_p
     few = ("--images", 1, "--steps", 2, "--every", 3)
     assert said("deep_cache.py", tiny.onnx, *few, "--judge", "--right", 0.9)[0] == 1
     assert said("deep_cache.py", tiny.onnx, *few, "--least", 1000)[0] == 1
+
+
+def test_images_of_several_devices_are_timed_and_compared(tiny: Tiny, tmp_path: Path) -> None:
+    found = tmp_path / "found.json"
+    options = ("--images", 1, "--steps", 2, "--devices", "0,1", "0,1,2", "--sizes", "64x64", "96x64", "--tiling")
+    code, words = said("shared_images.py", tiny.onnx, *options, "--psnr", 60, "--json", found)
+    assert code == 0, words
+    rows = json.loads(found.read_text())["rows"]
+    named = [(row["size"], row["devices"], row["tiling"]) for row in rows]
+    assert named == [
+        (size, devices, tiling)
+        for size in ("64x64", "96x64")
+        for devices in ("0", "0,1", "0,1,2")
+        for tiling in (False, True)
+    ]
+    assert all(row["step_seconds"][0] > 0 and row["decode_seconds"][0] > 0 for row in rows)
+    assert [each["bytes"] for each in json.loads(found.read_text())["exchanges"]] == [4 * 4 * 16 * 16, 4 * 4 * 16 * 24]
+    assert said("shared_images.py", tiny.onnx, "--images", 1, "--steps", 1, "--sizes", "64x64", "--least", 1000)[0] == 1

@@ -99,6 +99,8 @@ class Case:
     io: str
     every: int
     """After how many calls the whole UNet runs; 0 for one that is not cut."""
+    devices: int = 1
+    """Sessions that share the samples."""
 
     def open(self, folder: Path) -> Session:
         rows = "times = Identity (cast)" if self.clock == "float[N]" and self.n == "N" else ALL_SAMPLES
@@ -117,9 +119,8 @@ class Case:
             if self.io == "float16" and tensor.data_type == TensorProto.FLOAT:
                 tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float16), tensor.name))
         path.write_bytes(model.SerializeToString())
-        return open_session(
-            path, "unet", CPU, RuntimeOptions("cpu", custom_ops="off", control_inputs=True, deep_cut=min(1, self.every))
-        )
+        options = RuntimeOptions("cpu", custom_ops="off", control_inputs=True, deep_cut=min(1, self.every))
+        return open_session(path, "unet", CPU, replace(options, devices=range(self.devices)))
 
 
 def drawn(seed: int) -> Case:
@@ -127,13 +128,15 @@ def drawn(seed: int) -> Case:
     copies, images = int(random.integers(1, 5)), int(random.integers(1, 4))
     fixed = [n for n in (1, 2, 3) if copies * images % n == 0]
     yes = iter(random.integers(0, 2, 6).astype(bool).tolist())
-    return Case(
+    case = Case(
         copies, images, noisy=next(yes), masked=next(yes), extra=3 if next(yes) else 0, steered=next(yes),
         changing=next(yes), own_prompts=next(yes),
         clock=str(random.choice(["int64", "float[1]", "float[N]", "float"])),
         n=str(random.choice(["N", *map(str, fixed)])), io="float16" if seed % 5 == 4 else "float",
         every=int(random.integers(0, STEPS + 1)),
     )  # fmt: skip
+    # What steers is written to the first device's UNet.
+    return replace(case, devices=1 if case.steered else int(random.integers(1, 4)))
 
 
 class Schedule:
@@ -319,7 +322,8 @@ def test_both_loops_are_the_simulation(seed: int, tmp_path: Path) -> None:
     tolerance = 5e-6 if case.io == "float" else 1e-2
     first = None
     for number in (1, 2, 1):  # the second in the buffers of the first, with other numbers and the other steering
-        run, controls = make_run(case, number), Steering() if case.steered == (number == 1) else None
+        steered = case.devices == 1 and case.steered == (number == 1)
+        run, controls = make_run(case, number), Steering() if steered else None
         expected = run.simulated(controls)
         latents = run.on_device(loop, controls)
         limit = tolerance * max(1, np.abs(expected).max())

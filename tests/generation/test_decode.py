@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -52,7 +53,7 @@ def test_tiles_of_a_pointwise_decoder_make_the_whole(height: int, width: int) ->
 
     whole = pointwise(latents)
     tiles: list[tuple[int, int]] = []
-    decoded = in_tiles(run, latents, 32, (1, 4), lambda *tile: tiles.append(tile))
+    decoded = in_tiles(partial(map, run), latents, 32, (1, 4), lambda *tile: tiles.append(tile))
     np.testing.assert_allclose(decoded, whole, rtol=1e-5, atol=1e-5)
     assert tiles == [(number, len(seen)) for number in range(1, len(seen) + 1)]
     assert {shape[2:] for shape in seen} == {(min(height, 32), min(width, 32))}  # one shape: compiled once
@@ -82,7 +83,7 @@ def test_no_seam_is_visible_where_tiles_differ(height: int, width: int) -> None:
         greys.append(float(len(greys) % 2))
         return np.full((1, 3, part.shape[2] * 4, part.shape[3] * 4), greys[-1], np.float32)
 
-    image = in_tiles(run, np.zeros((1, 4, height, width), np.float32), 32, (1, 4))[0, 0]
+    image = in_tiles(partial(map, run), np.zeros((1, 4, height, width), np.float32), 32, (1, 4))[0, 0]
     assert len(greys) > 1
     assert (image.min(), image.max()) == (0, 1)
     for axis in (0, 1):
@@ -217,7 +218,7 @@ def test_memory_is_asked_for_where_something_is_left_to_decide(
         return 0
 
     class Opened:
-        provider, options = ROCM, RuntimeOptions("rocm", device_id=3)
+        provider, options, others = ROCM, RuntimeOptions("rocm", device_id=3), ()
         inputs: ClassVar[dict[str, TensorSpec]] = {"z": OPEN.latents}
         outputs: ClassVar[list[TensorSpec]] = [OPEN.latents]
 
@@ -231,6 +232,8 @@ def test_memory_is_asked_for_where_something_is_left_to_decide(
 
 class Failing:
     """A session that runs out of memory with more than so many latent pixels at once."""
+
+    others = ()
 
     def __init__(self, session: Any, most: int) -> None:
         self.inputs, self.outputs = session.inputs, session.outputs
@@ -291,7 +294,7 @@ def test_a_static_batch_is_sliced_in_its_own_size(tiny: Tiny) -> None:
 class Drawn:
     """A session of fp16 whose pixels each are their own latent; of its calls, those in ``fails`` run out of memory."""
 
-    component = "vae_decoder"
+    component, others = "vae_decoder", ()
 
     def __init__(self, batch: int | str, *fails: int) -> None:
         self.inputs = {"z": TensorSpec("z", np.dtype("float32"), (batch, 4, "h", "w"))}

@@ -68,9 +68,9 @@ def test_every_pass_begins_with_a_whole_step(pipeline: Any, monkeypatch: pytest.
     runs: list[bool] = []
     run = bound_unet.BoundBuffers.run
 
-    def counted(self: Any, whole: bool = True, **options: Any) -> None:
+    def counted(self: Any, step: int, whole: bool = True, **options: Any) -> None:
         runs.append(whole)
-        run(self, whole, **options)
+        run(self, step, whole, **options)
 
     monkeypatch.setattr(bound_unet.BoundBuffers, "run", counted)
     draw(pipeline, deep_cache=3, hires=2.0, hires_strength=0.6)

@@ -107,10 +107,10 @@ def test_new_conditioning_is_written_run_and_counted() -> None:
     texts = {name: Place(name, 2, 3) for name in ("text", "ids")}
     held: Any = SimpleNamespace(
         conditioning=texts, prompts=[SimpleNamespace(run=lambda index=index: run.append(index)) for index in (1, 2)],
-        changes=5,
+        changes=5, share=slice(1, 3),
     )  # fmt: skip
-    BoundBuffers.write_conditioning(held, {"ids": "i", "text": "t"})  # type: ignore[dict-item]
-    assert (texts["text"].written, texts["ids"].written, run, held.changes) == (["t"], ["i"], [1, 2], 6)
+    BoundBuffers.write_conditioning(held, {"ids": "hij", "text": "stuv"})  # type: ignore[dict-item]
+    assert (texts["text"].written, texts["ids"].written, run, held.changes) == (["tu"], ["ij"], [1, 2], 6)
 
 
 @pytest.mark.parametrize("kind", ["int64", "float32"])
@@ -257,7 +257,7 @@ def test_images_are_decoded_in_parts_of_the_decoders_batch() -> None:
     session: Any = SimpleNamespace(inputs={"latent": TensorSpec("latent", FP32, (2, 4, "h", "w"))}, component="vae")
     held: Any = SimpleNamespace(
         session=session, _name="latent", factor=2, on_tile=lambda *given: tiles.append(given),
-        _run=lambda latents: np.repeat(np.repeat(latents[:, :3], 2, axis=2), 2, axis=3),
+        _run_all=partial(map, lambda latents: np.repeat(np.repeat(latents[:, :3], 2, axis=2), 2, axis=3)), devices=1,
     )  # fmt: skip
     latents = np.random.default_rng(0).normal(size=(4, 4, 8, 12)).astype(np.float32)
     expected = np.repeat(np.repeat(latents[:, :3], 2, axis=2), 2, axis=3)

@@ -132,6 +132,18 @@ def test_attention_alone_is_enough_where_its_scores_overflow(
     assert alike(Path("out.png"), wanted) > 30
 
 
+def test_what_overflows_is_done_again_on_every_device(models: Fragile, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(models.optimized("cpu", auto=False)[0], tmp_path / "old"))
+    fragile.unfuse_attention(folder / "unet" / "model.onnx")
+    relist(folder)
+    results = [
+        load(folder, provider="cpu", custom_ops="off", devices=devices).generate(PROMPT, steps=2, seed=7)
+        for devices in (None, "0,1")
+    ]
+    assert [result.widened for result in results] == [{"unet": "its attention"}] * 2
+    np.testing.assert_array_equal(results[0].images[0].pixels, results[1].images[0].pixels)
+
+
 def test_what_is_in_fp32_is_loaded_so_again_where_models_are_loaded_in_turn(
     models: Fragile, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

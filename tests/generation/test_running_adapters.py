@@ -241,6 +241,21 @@ def test_an_adapter_changes_the_whole_unet_and_its_outer_part(sd1: Adapted, fast
     np.testing.assert_array_equal(pixels(later, f"{sd1.a}:{SCALE}", **options), baked)
 
 
+def test_an_adapter_changes_the_unet_of_every_device(sd1: Adapted, fast: tuple[Path, Path]) -> None:
+    """On the way to an adapter and back, and where the UNet is loaded again with the adapter."""
+    alone, shared = (sdort.load(fast[0], provider="cpu", devices=devices) for devices in (None, "0,1"))
+    drawn = []
+    for lora in ([], [f"{sd1.a}:{SCALE}"], [str(sd1.b)]):
+        drawn.append(pixels(alone, *lora))
+        # With weights that change, some processors sum a sample otherwise than in a batch.
+        assert np.abs(pixels(shared, *lora).astype(int) - drawn[-1]).max() <= 1
+    plain, with_a, with_b = (image.astype(int) for image in drawn)
+    assert min(np.abs(one - other).max() for one, other in ((plain, with_a), (plain, with_b), (with_a, with_b))) > 8
+    cut = [pixels(pipeline, str(sd1.b), deep_cache=2).astype(int) for pipeline in (alone, shared)]
+    assert np.abs(cut[0] - cut[1]).max() <= 1
+    assert np.abs(cut[0] - with_b).max() > 1
+
+
 def test_a_recorded_graph_serves_every_adapter(sd1: Adapted, fast: tuple[Path, Path]) -> None:
     pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
     bound = []

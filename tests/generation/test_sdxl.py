@@ -232,6 +232,18 @@ def test_an_empty_negative_prompt_is_encoded_where_the_weighting_is_comfyuis(
     assert psnr(drawn, runner.result()[0].pixels) >= ALIKE
 
 
+def test_two_devices_share_the_samples(exported: Exported) -> None:
+    """Its timesteps are told with texts and sizes, which are those of each sample."""
+    request = replace(REQUEST, steps=2, num_images=2)
+    alone, shared = (
+        [image.pixels for image in load_pipeline(exported.out, options).generate(request)]
+        for options in (CPU, replace(CPU, devices="0,1"))
+    )
+    assert psnr(alone[0], alone[1]) < 60
+    for one, other in zip(alone, shared, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
 def test_through_the_host_it_is_the_same_image(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     drawer = opened(exported.out)
     on_device = ours(exported.out, REQUEST)[0]

@@ -56,6 +56,7 @@ ELSEWHERE = {
     "ops_benchmark.py": "operator_library/test_ops_benchmark.py",
     "option_keywords.py": "project/test_option_page.py",
     "serve_benchmark.py": "serving/test_operation.py",
+    "shared_images.py": "benchmark/test_time_scripts.py",
     "torch_operators_benchmark.py": "benchmark/test_torch_operators_benchmark.py",
     "trust.py": "project/test_trust.py",
 }

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -174,10 +174,18 @@ class RunningAdapters:
         total = sum(len(plan.changed(name)) for name in left)
         with one_blas_thread(), progress("adapters", total=total) if left else nullcontext(lambda _: None) as advance:
             for name, session in left.items():
-                for _ in switched(session, plan.changed(name), plan.changes.get(name, {})):
+                changed, changes = plan.changed(name), plan.changes.get(name, {})
+                for _ in switched(session, changed, changes):
                     advance(1)
+                for other in session.others:
+                    other.call(partial(_switch, changed=changed, changes=changes))
                 self._having.add(name)
         self._current = asked
+
+
+def _switch(session: Session, changed: Sequence[str], changes: Changes) -> None:
+    for _ in switched(session, changed, changes):
+        pass
 
 
 def switched(session: Session, changed: Sequence[str], changes: Changes) -> Iterator[str]:

@@ -35,6 +35,7 @@ from sdort.runtime.session import Session
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers, InputShapes, repeated
 from sdort.runtime.step.device_buffer import Buffer
 from sdort.runtime.step.prepared_inputs import prepared_rows
+from sdort.runtime.step.spread_unet import SpreadBuffers
 from sdort.runtime.step.step_conditions import StepConditions
 
 if TYPE_CHECKING:
@@ -182,7 +183,7 @@ class Loop:
                 if controls:
                     pace.wait()
                     controls.prepare(step, recurrence.steps, buffers)
-                buffers.run(whole, wait=False)
+                buffers.run(step, whole, wait=False)
                 pace.asked()
                 if previews and previews.is_due(step):
                     pace.wait()
@@ -212,7 +213,8 @@ class Loop:
         return bound
 
     def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> BoundBuffers:
-        return BoundBuffers(self.unet, batch, shapes, self._graphs + 1)
+        kind = SpreadBuffers if self.unet.others else BoundBuffers
+        return kind(self.unet, batch, shapes, self._graphs + 1)
 
     def _summing(self, masked: bool, channels: int | None) -> Session:
         if (masked, channels) not in self._sums:

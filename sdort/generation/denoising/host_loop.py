@@ -84,7 +84,7 @@ def denoise(
         unet.row.words.write(rows[number])
         if controls:
             controls.prepare(number, count, unet)
-        unet.run(whole)
+        unet.run(number, whole)
         predicted = unet.output.read().astype(np.float32)
         if not np.isfinite(predicted).all():
             raise ParityError(

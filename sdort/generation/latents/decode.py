@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from sdort.families.component_names import DECODER, ENCODER
 from sdort.generation.latents.graph_memory import GraphMemory, Size, decoder_memory
 from sdort.graph.signature import Array, TensorSpec, static_size
 from sdort.machine.gpus import free_memory
+from sdort.runtime.other_devices import shares, side_by_side
 from sdort.runtime.session import Session
 from sdort.runtime.step.bound_unet import batch_slices
 from sdort.tables import size_text
@@ -70,14 +72,21 @@ class Planner:
         factor: pixels a latent along each side.
         graph_memory: of the decoder's graph; by default one with the input's type throughout, and attention that is not
             fused.
+        devices: how many decode at the same time.
     """
 
     verb = "decoding"
 
     def __init__(
-        self, latents: TensorSpec, config: dict[str, Any], factor: int, graph_memory: GraphMemory | None = None
+        self,
+        latents: TensorSpec,
+        config: dict[str, Any],
+        factor: int,
+        graph_memory: GraphMemory | None = None,
+        devices: int = 1,
     ) -> None:
         self.latents = latents
+        self.devices = devices
         self.config = config
         self.factor = factor
         self.graph_memory = graph_memory or GraphMemory(latents.dtype.itemsize)
@@ -90,11 +99,13 @@ class Planner:
             free: bytes of free memory where the decoder runs, None if nothing tells.
         """
         fixed = static_size(self.latents.shape, 2)
-        tile = fixed or TILE_LATENTS
+        tile = fixed or self._usual_tile(max(size[1:]))
         asked = Plan(bool(slicing), tile if tiling and max(size[1:]) > tile else None)
         if free is None:
             return asked
         choices = [asked]
+        if asked.tile and tile > TILE_LATENTS and not fixed:
+            choices.append(replace(asked, tile=TILE_LATENTS))
         if slicing is None and size[0] > 1:
             choices.append(replace(asked, slicing=True))
         if tiling is None and not fixed:
@@ -103,6 +114,12 @@ class Planner:
             ]
         fitting = (plan for plan in choices if self.bytes_for(size, plan) <= SHARE * free)
         return next(fitting, choices[-1])
+
+    def _usual_tile(self, side: int) -> int:
+        """Side of the tiles where nobody says that memory is short: for several devices the largest that gives each of
+        them one, as what tiles overlap is computed twice."""
+        across = math.ceil(math.sqrt(self.devices))
+        return max(TILE_LATENTS, math.ceil(side / (1 + (across - 1) * (1 - OVERLAP)))) if across > 1 else TILE_LATENTS
 
     def smaller(self, size: Size, plan: Plan) -> Plan | None:
         """The plan to continue with where ``plan`` ran out of memory; None if nothing takes less at once."""
@@ -169,7 +186,7 @@ class Decoder(Planner):
         on_tile: OnTile = lambda tile, tiles: None,
         graph_memory: GraphMemory | None = None,
     ) -> None:
-        super().__init__(next(iter(session.inputs.values())), config, factor, graph_memory)
+        super().__init__(next(iter(session.inputs.values())), config, factor, graph_memory, 1 + len(session.others))
         self.session = session
         self.on_tile = on_tile
         self._name, self._output = self.latents.name, session.outputs[0].name
@@ -187,7 +204,8 @@ class Decoder(Planner):
         self.plan_now, first = plan, 0
         one = static_size(self.latents.shape, 0) or 1
         while first < len(latents):
-            part = latents[first : first + one] if self.plan_now.slicing else latents[first:]
+            count = one * self.devices if self.plan_now.slicing else len(latents)
+            part = latents[first : first + count]
             try:
                 done = self._at_once(part, self.plan_now.tile)
             except MemoryShortageError:
@@ -201,12 +219,25 @@ class Decoder(Planner):
             first += len(part)
 
     def _at_once(self, latents: Array, tile: int | None) -> Array:
-        slices = batch_slices(self.session, self._name, len(latents))
-        parts = [in_tiles(self._run, latents[part], tile, (1, self.factor), self.on_tile) for part in slices]
+        slices, run_all = batch_slices(self.session, self._name, len(latents)), self._run_all
+        if self.devices > 1 and (tile is None or max(latents.shape[2:]) <= tile):
+            fixed = static_size(self.latents.shape, 0)
+            self.on_tile(1, 1)
+            parts = [*run_all(latents[part] for part in (slices if fixed else shares(len(latents), 1, self.devices)))]
+        else:
+            parts = [in_tiles(run_all, latents[part], tile, (1, self.factor), self.on_tile) for part in slices]
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
-    def _run(self, latents: Array) -> Array:
-        return np.asarray(self.session.run({self._name: latents})[self._output], np.float32)
+    def _run_all(self, parts: Iterable[Array]) -> Iterator[Array]:
+        """The results of parts, with all devices."""
+        others = [
+            lambda part, other=other: other.begin(lambda session: self._run(session, part))
+            for other in self.session.others
+        ]
+        return side_by_side(partial(self._run, self.session), others, parts)
+
+    def _run(self, session: Session, latents: Array) -> Array:
+        return np.asarray(session.run({self._name: latents})[self._output], np.float32)
 
 
 def size_of(latents: Array) -> Size:
@@ -216,7 +247,7 @@ def size_of(latents: Array) -> Size:
 
 
 def in_tiles(
-    run: Callable[[Array], Array],
+    run_all: Callable[[Iterable[Array]], Iterator[Array]],
     values: Array,
     tile: int | None,
     scales: tuple[int, int],
@@ -225,7 +256,7 @@ def in_tiles(
     """Decode or encode [n, channels, h, w] through tiles, blended where they overlap.
 
     Args:
-        run: the model, on [n, channels, h, w].
+        run_all: the results of the model on arrays [n, channels, h, w], in their order.
         tile: most latents of a tile's side.
         scales: rows of ``values``, and of the result, for one of latents: 1 and the autoencoder's factor to decode.
     """
@@ -233,15 +264,19 @@ def in_tiles(
     height, width = (side // before for side in values.shape[2:])
     if tile is None or max(height, width) <= tile:
         on_tile(1, 1)
-        return run(values)
+        return next(run_all([values]))
     corners = list(itertools.product(starts(height, tile), starts(width, tile)))
     overlap = int(OVERLAP * tile * after)
     total = weight = np.zeros(1, np.float32)
-    for number, (top, left) in enumerate(corners, 1):
-        on_tile(number, len(corners))
-        rows, columns = (slice(first * before, (first + tile) * before) for first in (top, left))
-        part = run(np.ascontiguousarray(values[:, :, rows, columns]))
-        if number == 1:
+
+    def parts() -> Iterator[Array]:
+        for number, corner in enumerate(corners, 1):
+            on_tile(number, len(corners))
+            rows, columns = (slice(first * before, (first + tile) * before) for first in corner)
+            yield np.ascontiguousarray(values[:, :, rows, columns])
+
+    for (top, left), part in zip(corners, run_all(parts()), strict=True):
+        if total.ndim == 1:
             total = np.zeros((*part.shape[:2], height * after, width * after), np.float32)
             weight = np.zeros(total.shape[2:], np.float32)
         mask = np.outer(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -77,7 +78,7 @@ class Encoder(Planner):
         size = (1, pixels.shape[2] // self.factor, pixels.shape[3] // self.factor)
         while True:
             try:
-                return in_tiles(self._run, pixels, plan.tile, (self.factor, 1))
+                return in_tiles(partial(map, self._run), pixels, plan.tile, (self.factor, 1))
             except MemoryShortageError:
                 smaller = self.smaller(size, plan)
                 if smaller is None:

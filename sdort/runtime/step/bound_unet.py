@@ -76,30 +76,44 @@ class BoundBuffers:
     Args:
         shapes: the shape of one sample of each conditioning input.
         number: the number of the first graph that may be recorded here; each part of the batch has one of its own.
+        share: the samples that it runs on, and is conditioned for; by default all.
+        latents_of_all: whether the sample and the output have all samples, and not those of the share alone; for a
+            share of the first ones.
     """
 
-    def __init__(self, session: Session, batch: Batch, shapes: Mapping[str, tuple[int, ...]], number: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        batch: Batch,
+        shapes: Mapping[str, tuple[int, ...]],
+        number: int,
+        share: slice | None = None,
+        *,
+        latents_of_all: bool = True,
+    ) -> None:
         self.session = session
         self.batch = batch
+        self.share = share or slice(0, batch.samples)
+        own = self.share.stop - self.share.start
+        count = batch.samples if latents_of_all else own
         inputs, output, self.roles = session.inputs, session.outputs[0], roles_of(session.inputs)
         channels = static_size(output.shape, 1) or batch.latent[0]
-        shape = (batch.samples, batch.latent[0] + batch.extra, *batch.latent[1:])
-        self.slices = batch_slices(session, self.roles.sample, batch.samples)
+        shape = (count, batch.latent[0] + batch.extra, *batch.latent[1:])
+        self.slices = batch_slices(session, self.roles.sample, own)
         self.sample = Buffer(session, np.zeros(shape, inputs[self.roles.sample].dtype))
         self.latents = self.sample
         """The channels of the sample that are latents, which is what a ControlNet reads."""
         if batch.extra:
-            self.latents = Buffer(session, np.zeros((batch.samples, *batch.latent), self.sample.dtype))
-        self.output = Buffer(session, np.zeros((batch.samples, channels, *batch.latent[1:]), output.dtype))
+            self.latents = Buffer(session, np.zeros((count, *batch.latent), self.sample.dtype))
+        self.output = Buffer(session, np.zeros((count, channels, *batch.latent[1:]), output.dtype))
         self.conditioning = {
-            name: Buffer(session, np.zeros((batch.samples, *shape), inputs[name].dtype))
-            for name, shape in shapes.items()
+            name: Buffer(session, np.zeros((own, *shape), inputs[name].dtype)) for name, shape in shapes.items()
         }
         self.residuals = {
             name: Buffer(session, values) for name, values in zero_residuals(inputs, self.sample.shape).items()
         }
         clock = timestep_shape(inputs, self.slices[0].stop), inputs[self.roles.timestep].dtype
-        self.row = StepRow(session, {self.roles.timestep: clock, **prepared_rows(session, batch.samples)})
+        self.row = StepRow(session, {self.roles.timestep: clock, **prepared_rows(session, own)})
         self.timesteps = np.zeros(0)
         self.changes = 0
         """Grows with every other conditioning, and with every other list of timesteps."""
@@ -133,7 +147,7 @@ class BoundBuffers:
     def write_conditioning(self, samples: Conditioning) -> None:
         """Let all samples be conditioned by these arrays [samples, ...] from the next run on."""
         for name, values in samples.items():
-            self.conditioning[name].write(values)
+            self.conditioning[name].write(values[self.share])
         for prompt in self.prompts:
             prompt.run()
         self.changes += 1
@@ -189,10 +203,11 @@ class BoundBuffers:
         for buffer in self.residuals.values():
             buffer.fill(0.0)
 
-    def run(self, whole: bool = True, *, wait: bool = True) -> None:
+    def run(self, step: int, whole: bool = True, *, wait: bool = True) -> None:
         """One run of the UNet from the buffers into the buffers.
 
         Args:
+            step: which of the rows of :meth:`step_rows` it has.
             whole: with its deep part, and not with what the last whole run gave of that.
             wait: as :meth:`sdort.runtime.session.Session.run_bound` takes it.
         """
@@ -204,6 +219,11 @@ class BoundBuffers:
             return
         for binding, graph in zip(bindings, self.graphs, strict=True):
             session.run_bound(binding, graph, wait=wait)
+
+    def records(self, whole: bool = True) -> bool:
+        """Whether the next such run records graphs of the device."""
+        session = self.session.shallow if self.session.shallow and not whole else self.session
+        return any(session.records(graph) for graph in self.graphs)
 
     def _first_run(self, session: Session, shallow: Session, number: int) -> Any:
         """A run that says how large the deep part's output is, which stays at its address; the outer part, bound."""

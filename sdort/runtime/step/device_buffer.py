@@ -27,9 +27,9 @@ class Buffer:
         self._session.guard(lambda: self._value.update_inplace(content))
 
     def write_from(self, first: int, values: Array) -> None:
-        """Write what stands from ``[first]`` on, and leave the rest."""
+        """Write what stands from ``[first]`` on, as far as the values go, and leave the rest."""
         content = np.ascontiguousarray(values, self.dtype).reshape(-1, *self.shape[1:])
-        if content.shape[0] != self.shape[0] - first:
+        if content.shape[0] > self.shape[0] - first:
             raise ValueError(f"{content.shape[0]} rows for {self.shape[0] - first}")
         (device, number), provider = self._session.memory, self._session.provider
         address = self.binding_arguments(first)[-1]

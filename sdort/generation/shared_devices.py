@@ -1,0 +1,65 @@
+"""Several devices that compute an image together: what they cannot do, and what they have no part in, in words."""
+
+from __future__ import annotations
+
+from sdort.console import say
+from sdort.errors import UsageError
+from sdort.generation.memory_need import refuse_other_device
+from sdort.generation.request_plan import RequestPlan
+from sdort.pipelines.folder import PipelineFolder
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.session import Session
+from sdort.runtime.step.spread_unet import sample_shares
+
+
+def remark_on_devices(provider: Provider, options: RuntimeOptions) -> None:
+    """Say where ``--devices`` gains nothing, whatever is drawn."""
+    if options.devices is None:
+        return
+    if not options.other_devices:
+        say(f"--devices {options.devices} is one GPU, as --device-id {options.device_id}: nothing is shared")
+    elif not provider.on_gpu:
+        count = 1 + len(options.other_devices)
+        say(f"--devices on {provider.name}: {count} sessions share one processor, which makes nothing faster")
+
+
+def refuse_shared(
+    folder: PipelineFolder,
+    plan: RequestPlan,
+    images: int,
+    provider: Provider,
+    options: RuntimeOptions,
+    held: int | None = None,
+) -> None:
+    """Refuse what several devices cannot do together, or have no memory for.
+
+    Args:
+        images: all images of the run.
+        held: as :func:`sdort.generation.memory_need.refuse_generation` takes it.
+
+    Raises:
+        UsageError: control images steer the UNet.
+        MemoryShortageError: what a further device needs and what is free there.
+    """
+    if options.other_devices and plan.request.control:
+        raise UsageError(
+            "--control steers the UNet of one GPU, and --devices has several", hint="Leave one of the two out."
+        )
+    for number in options.other_devices if provider.on_gpu else ():
+        refuse_other_device(folder, plan.request, images, provider, number, held, plan.stages)
+
+
+def remark_on_shares(unet: Session, samples: int) -> None:
+    """Say which devices have no part in the steps.
+
+    Args:
+        samples: of each step.
+    """
+    devices, busy = 1 + len(unet.others), len(sample_shares(unet, samples))
+    if busy < devices:
+        each = "1 sample" if samples == 1 else f"{samples} samples"
+        say(
+            f"--devices: {busy} of {devices} GPUs compute the steps, which have {each}: an image is one sample without "
+            "guidance and two with it, and --images-at-once images share a step"
+        )
