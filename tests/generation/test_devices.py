@@ -269,7 +269,7 @@ def test_names_of_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch", "slicing", "sizes"), [(2, False, [2, 2, 2]), ("n", False, [2, 2, 2]), ("n", True, [1] * 6)]
+    ("batch", "slicing", "sizes"), [(1, False, [1] * 6), ("n", False, [2, 2, 2]), ("n", True, [1] * 6)]
 )
 def test_images_are_decoded_by_every_device(batch: int | str, slicing: bool, sizes: list[int]) -> None:
     ran: list[tuple[int, int]] = []

@@ -254,6 +254,10 @@ def test_an_adapter_changes_the_unet_of_every_device(sd1: Adapted, fast: tuple[P
     cut = [pixels(pipeline, str(sd1.b), deep_cache=2).astype(int) for pipeline in (alone, shared)]
     assert np.abs(cut[0] - cut[1]).max() <= 1
     assert np.abs(cut[0] - with_b).max() > 1
+    unet = shared._models.sessions["unet"]
+    again = sessions.open_again(unet.place, unet.options)
+    assert [each.session.weights for each in again.others] == [each.session.weights for each in unet.others]
+    assert again.weights is unet.weights is not unet.others[0].session.weights
 
 
 def test_a_recorded_graph_serves_every_adapter(sd1: Adapted, fast: tuple[Path, Path]) -> None:
