@@ -41,9 +41,12 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("devices", [None, "0,1"])
 @pytest.mark.parametrize("case", CASES)
-def test_images_are_the_same(case: str, tiny: Tiny, late: LateStream, monkeypatch: pytest.MonkeyPatch) -> None:
-    pipeline = sdort.load(tiny.onnx, provider="cpu")
+def test_images_are_the_same(
+    case: str, devices: str | None, tiny: Tiny, late: LateStream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = sdort.load(tiny.onnx, provider="cpu", devices=devices)
     found = [draw(pipeline, **CASES[case]) for _ in range(2)]  # the second time in the buffers of the first
     assert late.asked == []
     assert late.most <= 4  # of two steps: a sum and a run each

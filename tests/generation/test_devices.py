@@ -66,9 +66,9 @@ def test_images_are_those_of_one_device(alone: Any, shared: Any, case: str, monk
     ran: list[Any] = []
     run = BoundBuffers.run
 
-    def noted(self: Any, step: int, whole: bool = True) -> None:
+    def noted(self: Any, step: int, whole: bool = True, **options: Any) -> None:
         ran.append(self.session)
-        run(self, step, whole)
+        run(self, step, whole, **options)
 
     monkeypatch.setattr(BoundBuffers, "run", noted)
     monkeypatch.setattr(decode, "TILE_LATENTS", 8)
@@ -237,7 +237,7 @@ def test_a_device_that_does_not_open() -> None:
 def test_a_graph_is_recorded_alone(pooled: bool, recorded: dict[int, Any]) -> None:
     """With a pool again, when others took memory since then."""
     held: Any = SimpleNamespace(
-        options=SimpleNamespace(graph=True), _graphs={1: "settings"}, _recorded=recorded,
+        options=SimpleNamespace(graph=True), _graphs={(1, False): "settings"}, _recorded=recorded,
         pool=SimpleNamespace(sizes=lambda: SimpleNamespace(state=5)) if pooled else None,
     )  # fmt: skip
     assert Session.records(held, 2)
@@ -309,12 +309,12 @@ def test_no_device_runs_while_one_records(tiny: Tiny, recording: bool, monkeypat
     """Without a recording they run at the same time: each waits for the other."""
     met, running, most, run = Barrier(2), [0], [0], BoundBuffers.run
 
-    def noted(self: Any, step: int, whole: bool = True) -> None:
+    def noted(self: Any, step: int, whole: bool = True, **options: Any) -> None:
         running[0] += 1
         most[0] = max(most[0], running[0])
         if not recording:
             met.wait(60)
-        run(self, step, whole)
+        run(self, step, whole, **options)
         running[0] -= 1
 
     monkeypatch.setattr(BoundBuffers, "run", noted)

@@ -29,8 +29,8 @@ class LateStream:
         self.asked.append(mark)
 
     def reach(self, mark: int) -> None:
-        last = max(index for index, each in enumerate(self.asked) if each == mark)
-        self._do(last + 1)
+        last = max((index for index, each in enumerate(self.asked) if each == mark), default=-1)
+        self._do(last + 1)  # nothing where it was reached already
 
     def wait(self) -> None:
         self._do(len(self.asked))
@@ -49,8 +49,9 @@ class LateStream:
 
 
 def install(monkeypatch: pytest.MonkeyPatch) -> LateStream:
-    """The stream of every UNet that is opened from now on."""
+    """The stream of every UNet that is opened from now on on the first device; further ones have one each."""
     stream = LateStream()
+    streams = {0: stream}
 
     def run(self: Session, binding: Any, graph: int = 1, *, wait: bool = True) -> None:
         if isinstance(self.stream, LateStream):
@@ -58,6 +59,9 @@ def install(monkeypatch: pytest.MonkeyPatch) -> LateStream:
         else:
             run_bound(self, binding, graph)
 
-    monkeypatch.setattr(session_module, "open_stream", lambda *_: stream)
+    def opened(_: Any, options: Any) -> LateStream:
+        return streams.setdefault(options.device_id, LateStream())
+
+    monkeypatch.setattr(session_module, "open_stream", opened)
     monkeypatch.setattr(Session, "run_bound", run)
     return stream
