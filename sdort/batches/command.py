@@ -18,7 +18,8 @@ from sdort.batches.batch_options import Archive, BatchKeywords, BatchOptions, Im
 from sdort.batches.journal import Entry, Journal, SetAside, open_journal
 from sdort.batches.line_files import BadLine, Line, count_lines, read_lines
 from sdort.batches.part import OF_A_LINE, Part, Wanted
-from sdort.batches.ray_pool import OF_A_PART, RayPool, check_workers
+from sdort.batches.ray_cluster import check_workers
+from sdort.batches.ray_pool import OF_A_PART, RayPool
 from sdort.batches.worker import Answer
 from sdort.console import document, progress, say
 from sdort.errors import OutputError, SdortError, UsageError

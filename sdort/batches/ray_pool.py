@@ -8,51 +8,30 @@ which part was under way.
 
 from __future__ import annotations
 
-import logging
-import os
-import secrets
-import signal
-import socket
-import sys
-import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
-from functools import cache
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from sdort.batches.carried_tuning import pack_tuning
 from sdort.batches.part import MOST_DEATHS, Part, WorkerDeathError
-from sdort.batches.worker import Answer, Worker, refuse_rocr
+from sdort.batches.ray_cluster import LOCAL, MOST_IN_A_ROW, connected, find_places
+from sdort.batches.worker import Answer, Worker
 from sdort.console import say, warn, warn_once
-from sdort.errors import ProviderError, SdortError, UsageError
+from sdort.errors import ProviderError, SdortError
 from sdort.errors.plain_text import library_reason
-from sdort.machine.gpus import visible_amd_gpus
-from sdort.machine.optional_packages import SCALING, need_packages
-from sdort.machine.system import System
 from sdort.pipelines.folder import PipelineFolder
-from sdort.providers import AUTO, PROVIDERS
 from sdort.providers.runtime_options import RuntimeOptions
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-LOCAL = "local"
-"""The address of a Ray that is started on this machine for the batch, and ends with it."""
 OF_A_PART = 8
 """Images of a part: two calls of the UNet by default. All of a part are drawn again where its worker dies."""
 AHEAD = 2
 """Parts that a worker has at a time: the one that it draws, and the next."""
-MOST_IN_A_ROW = {False: 3, True: 12}
-"""Workers that may die one after the other without any image between: before they have the pipeline open, and after."""
-_OBJECT_STORE = 256 << 20
-"""Bytes of shared memory for images on their way; what is more goes through the disk."""
-_REACHED = 10.0
-"""Seconds in which a cluster's address has to answer."""
 _PATIENCE = 20.0
 """Seconds without a worker after which that is said."""
 
@@ -145,35 +124,17 @@ class RayPool:
             member.parts[member.actor.draw.remote(part.job)] = part
 
     def _begin(self) -> None:
-        self._ray = self._open.enter_context(_connected(self._address, self._runtime, self._asked))
-        resources = self._ray.cluster_resources()
-        gpus = 0 if self._runtime.provider == "cpu" else int(resources.get("GPU", 0))
-        if not gpus and self._runtime.provider not in ("cpu", AUTO):
-            raise ProviderError(
-                f"Ray knows no GPU, and {self._runtime.provider} runs on one",
-                hint="Start its nodes with the number of their GPUs: ray start --num-gpus N.",
-            )
-        nodes = [node["Resources"].get("CPU", 0) for node in self._ray.nodes() if node["Alive"]]
-        most = gpus or int(sum(nodes))
-        count = self._asked or gpus or len(nodes)
-        if count > most:
-            raise UsageError(
-                f"--workers {count}: Ray has {most} {'GPU' if gpus else 'CPU'}{'s' * (most != 1)}, one for each worker",
-                hint=f"Ask for {most} at most.",
-            )
-        runtime, resources = self._runtime, {"num_gpus": 1, "num_cpus": 0}
-        if not gpus:
-            share = max(1, int(min(sum(nodes) / count, *nodes)))
-            runtime, resources = replace(runtime, threads=share), {"num_gpus": 0, "num_cpus": share}
-        kind = self._ray.remote(Worker).options(**resources)
+        self._ray = self._open.enter_context(connected(self._address, self._runtime, self._asked))
+        places = find_places(self._ray, self._runtime, self._asked)
+        kind = self._ray.remote(Worker).options(**places.resources)
         tuning = None if self._address == LOCAL else self._ray.put(pack_tuning(self._folder))
 
         def start() -> _Member:
-            actor = kind.remote(self._folder.path, self._folder.model_hash, runtime, self._image_format)
+            actor = kind.remote(self._folder.path, self._folder.model_hash, places.runtime, self._image_format)
             return _Member(actor, actor.open.remote(tuning))
 
         self._start = start
-        self._members = [start() for _ in range(count)]
+        self._members = [start() for _ in range(places.count)]
 
     def _received(self, member: _Member, reference: Any) -> Iterator[tuple[Part, Answer]]:
         errors = self._ray.exceptions
@@ -216,108 +177,3 @@ class RayPool:
             self.again([part])
         else:
             yield part, Answer(error=WorkerDeathError(f"the workers that drew it died: {reason}"))
-
-
-@contextmanager
-def _connected(address: str, runtime: RuntimeOptions, workers: int | None) -> Iterator[Any]:
-    """Ray, which ends with the block unless the program has started it before.
-
-    Raises:
-        ProviderError: there is no cluster at the address.
-    """
-    with _environment(address):
-        import ray
-
-        if ray.is_initialized():
-            yield ray
-            return
-        own: dict[str, Any] = {"address": address}
-        with ExitStack() as stack:
-            if address == LOCAL:
-                # Below /tmp: the names of its sockets have at most 107 bytes.
-                place = stack.enter_context(
-                    TemporaryDirectory(prefix="sdort-ray-", dir="/tmp", ignore_cleanup_errors=True)
-                )
-                own |= {"num_cpus": max(workers or 1, os.cpu_count() or 1), "num_gpus": _gpus(runtime)}
-                own |= {"include_dashboard": False, "object_store_memory": _OBJECT_STORE, "_temp_dir": place}
-            before = signal.getsignal(signal.SIGTERM)
-            try:
-                _reach(address)
-                ray.init(**own, log_to_driver=False, logging_level=logging.ERROR)
-            except (OSError, ValueError, RuntimeError) as error:
-                raise ProviderError(
-                    f"there is no Ray at {address}: {library_reason(error)}",
-                    hint="--ray without an address starts one here; ray start --head starts one for several machines.",
-                ) from error
-            finally:
-                if threading.current_thread() is threading.main_thread():
-                    signal.signal(signal.SIGTERM, before)
-            try:
-                yield ray
-            finally:
-                ray.shutdown()
-
-
-def _reach(address: str) -> None:
-    """Connect to an address that names a port: Ray itself would try for many minutes.
-
-    Raises:
-        OSError, ValueError: nothing answers there, or it is no address.
-    """
-    place = urlsplit(address if "://" in address else f"//{address}")
-    if place.hostname and place.port:
-        socket.create_connection((place.hostname, place.port), _REACHED).close()
-
-
-@contextmanager
-def _environment(address: str) -> Iterator[None]:
-    """A block with Ray's settings of :func:`_settings`, but for those that the environment has."""
-    words = _settings() if address == LOCAL else {}
-    given = {name: word for name, word in words.items() if name not in os.environ}
-    os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name in given:
-            os.environ.pop(name, None)
-
-
-@cache
-def _settings() -> Mapping[str, str]:
-    """Settings of a Ray that is started here: it sends nobody statistics, is on the loopback interface alone, and asks
-    for a token that is in no file. Ray reads them when it is imported, once for all its time in a process."""
-    if "ray" in sys.modules:
-        return {}
-    return {
-        "RAY_USAGE_STATS_ENABLED": "0",
-        "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0",  # on Linux too: whether other machines may join
-        "RAY_AUTH_MODE": "token",
-        "RAY_AUTH_TOKEN": secrets.token_hex(32),
-    }
-
-
-def _gpus(runtime: RuntimeOptions) -> int | None:
-    """The GPUs of this machine for Ray; None for those of NVIDIA, which it finds itself."""
-    if runtime.provider == "cpu":
-        return 0
-    vendor = "amd" if runtime.provider == AUTO else PROVIDERS[runtime.provider].vendor
-    return (visible_amd_gpus(System()) or None) if vendor == "amd" else None
-
-
-def check_workers(runtime: RuntimeOptions) -> None:
-    """Refuse what keeps a batch from workers, before anything is made.
-
-    Raises:
-        MissingPackageError: Ray is not installed.
-        UsageError: the options of the runtime name a GPU, or the environment numbers them otherwise than Ray.
-    """
-    need_packages(*SCALING, what="--ray")
-    if runtime.device_id:
-        raise UsageError(
-            f"--ray gives each worker a GPU: leave out --device-id {runtime.device_id}",
-            hint="Show the GPUs that may be used in CUDA_VISIBLE_DEVICES or HIP_VISIBLE_DEVICES.",
-        )
-    if runtime.other_devices:
-        raise UsageError("--ray gives each worker a GPU, and --devices an image several", hint="Leave one of them out.")
-    if runtime.provider != "cpu":
-        refuse_rocr(os.environ)

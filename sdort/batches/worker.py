@@ -22,7 +22,7 @@ from sdort.generation.command import Pipeline, load_folder
 from sdort.generation.files.image_files import check_sides, format_of, write_image
 from sdort.generation.job import Job
 from sdort.generation.result import Image
-from sdort.pipelines.folder import open_folder
+from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers.runtime_options import RuntimeOptions
 
 HIP, ROCR = "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
@@ -94,21 +94,9 @@ class Worker:
             tuning: an archive of the driver's tuning bundles.
         """
         try:
-            show_gpus(_own_gpus(), os.environ)
-            if tuning:
-                unpack_tuning(tuning)
-            if not self._folder.is_dir():
-                raise BadModelError(
-                    f"{self._folder} is not on the machine {os.uname().nodename}",
-                    hint="Every machine of the cluster needs the pipeline, and all files that lines name, at the same "
-                    "paths: a shared disk or copies.",
-                )
-            if open_folder(self._folder).model_hash != self._model_hash:
-                raise BadModelError(
-                    f"{self._folder} on the machine {os.uname().nodename} is another pipeline than here",
-                    hint="Copy the pipeline to it anew.",
-                )
-            with _heard() as warnings:
+            show_own_gpus()
+            same_folder(self._folder, self._model_hash, tuning)
+            with heard() as warnings:
                 self._pipeline = load_folder(self._folder, self._runtime)
         except SdortError as error:
             return error
@@ -124,7 +112,7 @@ class Worker:
             seconds = (time.perf_counter() - started) / (len(images) + 1)
             images[number] = None if image is None else Drawn(image.seed, image.prompt, content, seconds)
 
-        with _heard() as warnings:
+        with heard() as warnings:
             try:
                 self._pipeline.generate_job(job, [], take)
             except SdortError as error:
@@ -140,8 +128,32 @@ class Worker:
         return file.getvalue()
 
 
+def same_folder(path: Path, model_hash: str, tuning: bytes | None) -> PipelineFolder:
+    """The folder of a worker's pipeline, which is the driver's; its tuning results are in this machine's cache then.
+
+    Raises:
+        BadModelError: it is not there, or is another one.
+        OutputError: the cache cannot be written.
+    """
+    if tuning:
+        unpack_tuning(tuning)
+    if not path.is_dir():
+        raise BadModelError(
+            f"{path} is not on the machine {os.uname().nodename}",
+            hint="Every machine of the cluster needs the pipeline, and all files that are named, at the same paths: a "
+            "shared disk or copies.",
+        )
+    folder = open_folder(path)
+    if folder.model_hash != model_hash:
+        raise BadModelError(
+            f"{path} on the machine {os.uname().nodename} is another pipeline than here",
+            hint="Copy the pipeline to it anew.",
+        )
+    return folder
+
+
 @contextmanager
-def _heard() -> Iterator[list[str]]:
+def heard() -> Iterator[list[str]]:
     """A block whose warnings are collected: a worker has no terminal, and they are records of a logger there."""
 
     class Collector(logging.Handler):
@@ -156,8 +168,12 @@ def _heard() -> Iterator[list[str]]:
         logger.removeHandler(collector)
 
 
+def show_own_gpus() -> None:
+    """Show this process the GPUs that Ray gave it, by :func:`show_gpus`."""
+    show_gpus(_own_gpus(), os.environ)
+
+
 def _own_gpus() -> Sequence[str]:
-    """The GPUs that Ray gave this process."""
     import ray
 
     return cast("Sequence[str]", ray.get_runtime_context().get_accelerator_ids().get("GPU", []))

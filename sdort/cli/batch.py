@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from sdort.batches.command import BatchReport
 
 _DECLARED = (DrawnOptions, BatchOptions, RuntimeOptions)
-_FORMS = {"address": lambda: {"type": click.STRING, "is_flag": False, "flag_value": "local"}}
 
 
 @click.command(
@@ -54,7 +53,7 @@ Examples:
     metavar="DIR",
     help="Folder of the images.",
 )
-@options_of(*_DECLARED, only=OPTIONS, forms=_FORMS)
+@options_of(*_DECLARED, only=OPTIONS)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @needs(BatchOptions)
 def command(pipeline: Path, prompts: Path, out: Path, as_json: bool, **options: Unpack[BatchKeywords]) -> None:

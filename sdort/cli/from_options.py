@@ -27,6 +27,7 @@ FORMS: Forms = {
     "size": Size,
     "sizes": SizeList,
     "numbers": NumberList,
+    "address": lambda: {"type": click.STRING, "is_flag": False, "flag_value": "local"},
 }
 """How the command line reads an option whose annotation does not tell."""
 _COMPLETIONS: Mapping[str, Any] = {

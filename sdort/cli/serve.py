@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from sdort.cli.from_options import given, options_of, sections
+from sdort.cli.from_options import given, needs, options_of, sections
 from sdort.cli.sections import SectionedCommand
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.serving.serve_options import ServeOptions
@@ -28,11 +28,13 @@ Examples:
   sdort serve fast
   sdort serve fast --size 512x512,768x512 --port 8000
   sdort serve dream=dreamshaper.safetensors fast
+  sdort serve fast --ray
 """,
 )
 @click.argument("pipelines", metavar="[NAME=]MODEL...", nargs=-1, required=True)
 @options_of(*_DECLARED)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON when it ends.")
+@needs(ServeOptions)
 def command(pipelines: tuple[str, ...], as_json: bool, **options: Unpack[ServeKeywords]) -> None:
     """Serve images over HTTP: a page, OpenAI's API and A1111's.
 

@@ -14,19 +14,23 @@ from typing import TYPE_CHECKING, cast
 
 import uvicorn
 
+from sdort.batches.ray_cluster import check_workers
 from sdort.console import say
 from sdort.errors import UsageError
 from sdort.first_use.find_pipeline import pipeline_folder
 from sdort.generation.requests.typed_options import annotations_of, runtime_options
-from sdort.options.declared_options import declared, made_of, ranges_of
+from sdort.options.declared_options import declared, lone_option, made_of, ranges_of
 from sdort.options.option_types import check_types, typed
 from sdort.pipelines.folder import open_folder
+from sdort.providers import AUTO, PROVIDERS
 from sdort.providers.runtime_options import LoadOptions, RuntimeOptions
 from sdort.runtime.probe import choose_provider
 from sdort.serving.connection import Connection
+from sdort.serving.engine import Engine, OwnEngine
 from sdort.serving.keys import Keys, check_host
 from sdort.serving.logs import structured
 from sdort.serving.metrics import ServeReport
+from sdort.serving.ray_engine import ray_engines
 from sdort.serving.serve_options import ServeKeywords, ServeOptions
 from sdort.serving.served_model import ServedModel, named_model
 from sdort.serving.service import Service
@@ -79,22 +83,38 @@ def listening(
     check_types(options, annotations_of(ServeKeywords), ranges_of(ServeOptions, RuntimeOptions))
     own = made_of(ServeOptions, options)
     check_host(own.host, own.api_keys, own.no_keys)
+    if lone := lone_option(options, ServeOptions):
+        raise UsageError(lone)
     loading = {name: value for name, value in options.items() if name in declared(RuntimeOptions)}
     # Models that are opened for adapters do not load again for the first one.
     more = {"adapters": True} if own.adapter_folder else {}
     runtime = runtime_options(cast("LoadOptions", loading | more))
+    if own.ray:
+        check_workers(runtime)
     models = _models([pipelines] if isinstance(pipelines, str | Path) else pipelines, own, runtime)
-    provider = choose_provider(runtime)[0]
+    # Workers may be on other machines than this one.
+    provider = choose_provider(runtime)[0] if not own.ray or runtime.provider == AUTO else PROVIDERS[runtime.provider]
     # A provider that compiles programs has one for each number of images.
     batches = sorted({1, own.images_at_once} if provider.programs else range(1, own.images_at_once + 1))
-    service = Service(models, own, runtime, batches)
     keys = Keys(own.api_keys) if own.api_keys else None
-    with _listener(own) as listener:
+    with _listener(own) as listener, _engines(own, models, runtime, batches) as engines:
+        service = Service(models, own, runtime, batches, engines)
         host, port = listener.getsockname()[:2]
         say(f"listening at http://{f'[{host}]' if ':' in host else host}:{port}")
         yield Server(service, keys), [listener]
     if service.worker.failure:
         raise service.worker.failure
+
+
+@contextmanager
+def _engines(
+    own: ServeOptions, models: Sequence[ServedModel], runtime: RuntimeOptions, batches: Sequence[int]
+) -> Iterator[Sequence[Engine]]:
+    if own.ray is None:
+        yield [OwnEngine(models, runtime, batches)]
+        return
+    with ray_engines(own.ray, own.workers, models, runtime, batches) as engines:
+        yield engines
 
 
 def _models(places: Sequence[str | Path], options: ServeOptions, runtime: RuntimeOptions) -> list[ServedModel]:

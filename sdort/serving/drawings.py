@@ -83,6 +83,8 @@ class Drawing:
         self._serial = 0
         self._changed = asyncio.Event()
         self._steps = [(0, 1)] * len(requests)
+        self.deaths = 0
+        """How many workers died while they drew it."""
         self.has_begun = False
         """Whether any of its images is being drawn, or was."""
 

@@ -70,6 +70,7 @@ class OwnEngine:
         self._open: dict[str, Pipeline] = {}
         """By the names of their models; the one that was used last is the last."""
         self._turn = threading.Lock()
+        self._is_started = False
         # A recording of a graph does not stand another thread's allocations.
         self.has_second = not runtime.graph
 
@@ -78,10 +79,18 @@ class OwnEngine:
         """The names of models that are in memory."""
         return list(self._open)
 
+    @property
+    def provider(self) -> str:
+        """The execution provider that runs the UNet of the model that was used last."""
+        return next(reversed(self._open.values())).provider
+
     def start(self) -> None:
         """As :meth:`Engine.start`."""
+        if self._is_started:
+            return
         for model in self._models:
             self._warm(self._pipeline(model), model, model.sizes)
+        self._is_started = True
 
     def draw(self, model: ServedModel, job: Job, take: Take, *, new_size: bool = False) -> StageSeconds:
         """As :meth:`Engine.draw`."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdort.batches.batch_options import BatchOptions
 from sdort.generation.requests.typed_options import DrawnOptions
 from sdort.options.declared_options import option, option_of, ranges_of
 from sdort.options.number_ranges import STEPS, check_fields, check_sizes
@@ -43,6 +44,8 @@ class ServeOptions:
         help="Name by which clients may ask for a server without keys, beside this machine's own (repeatable).",
     )
     log_prompts: bool = option(False, section="Address", help="Write prompts into the log.")
+    ray: str | None = option_of(BatchOptions, "ray")
+    workers: int | None = option_of(BatchOptions, "workers")
     sizes: Sequence[tuple[int, int]] = option_of(
         SizeOptions,
         "sizes",
@@ -149,6 +152,11 @@ class ServeKeywords(LoadOptions, total=False):
     """Name by which clients may ask for a server without keys, beside this machine's own (repeatable)."""
     log_prompts: bool
     """Write prompts into the log."""
+    ray: str | None
+    """Draw with workers of Ray, one a GPU: ``local`` starts a Ray on this machine, ``auto`` or an address takes a
+    running cluster. By default this process draws."""
+    workers: int | None
+    """Number of workers."""
     sizes: Sequence[tuple[int, int]]
     """Heights and widths of images in pixels; the model's own if empty."""
     any_size: bool

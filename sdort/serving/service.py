@@ -29,7 +29,7 @@ from sdort.runtime.memory import device_reader
 from sdort.runtime.probe import choose_provider
 from sdort.samplers.scheduler_names import find_scheduler
 from sdort.serving.drawings import Drawing
-from sdort.serving.engine import OwnEngine
+from sdort.serving.engine import Engine
 from sdort.serving.logs import log
 from sdort.serving.metrics import Metrics
 from sdort.serving.pictures import hole_of, read_upload
@@ -70,6 +70,8 @@ class Service:
 
     Args:
         models: the first one draws requests that name none.
+        batches: numbers of images that are drawn together.
+        engines: that draw them, one a GPU.
     """
 
     def __init__(
@@ -78,14 +80,13 @@ class Service:
         options: ServeOptions,
         runtime: RuntimeOptions,
         batches: Sequence[int],
+        engines: Sequence[Engine],
     ) -> None:
         self.models = {model.name: model for model in models}
         self.options = options
         self.waiting = Waiting(options.queue, batches, options.batch_wait)
-        provider = choose_provider(runtime)[0]
-        memory = device_reader(provider, runtime.device_id)
+        memory = None if options.ray else device_reader(choose_provider(runtime)[0], runtime.device_id)
         self.metrics = Metrics(batches, self.waiting.__len__, lambda: self.worker.sound, memory)
-        engines = [OwnEngine(models, runtime, batches)]
         self.worker = Worker(engines, models, self.waiting, self._post, self.metrics, previews=runtime.memory != LOW)
         self.drawings: dict[str, Drawing] = {}
         """Those that are under way, by their ids."""

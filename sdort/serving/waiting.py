@@ -99,6 +99,15 @@ class Waiting:
         with self._changed:
             return {drawing: number for number, drawing in enumerate(self._left)}
 
+    def put_back(self, pieces: Collection[Piece]) -> None:
+        """Put images back before all others, each to be drawn alone: one of them may end what draws it."""
+        with self._changed:
+            for drawing, index, _ in pieces:
+                if not drawing.unwanted.is_set():
+                    drawing.keys[index] = object()
+                    self._left = {drawing: sorted([index, *self._left.pop(drawing, ())]), **self._left}
+            self._changed.notify_all()
+
     def close(self) -> None:
         """Take no more requests; :meth:`take` gives those that are there, and then None."""
         with self._changed:

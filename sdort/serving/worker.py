@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from sdort.batches.part import MOST_DEATHS, WorkerDeathError
 from sdort.errors import OF_AN_IMAGE, CancelledError, MemoryShortageError, SdortError, UsageError
 from sdort.generation.files.infotext import parameters_text
 from sdort.generation.job import Job
@@ -30,8 +31,8 @@ from sdort.serving.waiting import Batch, Piece, Waiting
 
 _PREVIEWS = 8
 """Previews of an image."""
-_PROBE = 5.0
-"""Seconds from one look to the next at an engine that fails while nobody asks for images."""
+_LOOK = 5.0
+"""Seconds from one look to the next at an engine of which nobody asks anything."""
 _SHORTAGES = 3
 """Images in a row that find no memory, after which that is not their own fault."""
 _Size = tuple[str, int | None, int | None]
@@ -145,17 +146,16 @@ class Worker:
                 station.is_open.wait()
             else:
                 self._open(station)
-            patience = None
+            patience = _LOOK
             while batch := self._waiting.take(partial(self._rank, lane), partial(self._begin, lane), patience):
                 if batch.pieces:
                     self._post(self._tell_positions)
                     self._draw(lane, batch)
-                elif station.troubled:
-                    self._probe(station, station.troubled)
-                patience = None
-                if station.trouble and not lane.for_new:
+                elif station.trouble and station.troubled and not lane.for_new:
                     # Nothing but an image shows that it draws again: one of its own, where nobody asks for any.
-                    patience = 0.0 if batch.pieces else _PROBE
+                    self._probe(station, station.troubled)
+                self._open(station)
+                patience = 0.0 if station.trouble and batch.pieces else _LOOK
         except Exception as error:  # raised again by whoever waits for the threads
             log("ended", level=logging.ERROR, error=error)
             self.failure = error
@@ -230,6 +230,9 @@ class Worker:
                 station.trouble, station.shortages = None, 0
         except CancelledError:
             return
+        except WorkerDeathError as error:
+            station.is_open.clear()
+            self._again([piece for number, piece in enumerate(batch.pieces) if number not in done], error)
         except Exception as error:  # whatever it is, the server goes on
             log("batch failed", level=logging.ERROR, error=error, model=model.name, images=len(batch.pieces))
             left = [piece for number, piece in enumerate(batch.pieces) if number not in done]
@@ -241,6 +244,14 @@ class Worker:
                 self._failed(station, model, error)
             for piece in left:
                 self._post(piece.drawing.fail, *_told(error, model))
+
+    def _again(self, left: Sequence[Piece], error: WorkerDeathError) -> None:
+        """Send images again whose worker died, but for those that are there whenever one dies."""
+        for drawing in {piece.drawing for piece in left}:
+            drawing.deaths += 1
+            if drawing.deaths >= MOST_DEATHS:
+                self._post(drawing.fail, *_told(error, drawing.model))
+        self._waiting.put_back([piece for piece in left if piece.drawing.deaths < MOST_DEATHS])
 
     def _failed(self, station: _Station, model: ServedModel, error: Exception) -> None:
         """Remember an error that is not one image's own."""

@@ -20,6 +20,7 @@ from support.tiny_pipeline import Tiny
 import sdort
 from sdort.batches import ray_pool
 from sdort.batches.journal import IMAGES, SET_ASIDE
+from sdort.batches.ray_cluster import LOCAL, connected
 from sdort.batches.worker import Answer, Worker
 from sdort.generation.job import Job
 from sdort.providers.runtime_options import RuntimeOptions
@@ -38,7 +39,7 @@ LINES: list[dict[str, Any]] = [{"prompt": f"number {number}", "num_images": 1 + 
 @pytest.fixture(scope="module")
 def own_ray() -> Iterator[Any]:
     """A Ray of two CPUs, which all batches of this process then use."""
-    with ray_pool._connected(ray_pool.LOCAL, RuntimeOptions("cpu"), 2) as ray:
+    with connected(LOCAL, RuntimeOptions("cpu"), 2) as ray:
         yield ray
 
 

@@ -15,11 +15,12 @@ import pytest
 from click.testing import CliRunner
 from support.tiny_pipeline import Tiny
 
-from sdort.batches import ray_pool, worker
+from sdort.batches import ray_cluster, ray_pool, worker
 from sdort.batches.carried_tuning import pack_tuning, unpack_tuning
 from sdort.batches.line_files import Line
 from sdort.batches.part import OF_A_LINE, Part, Wanted
-from sdort.batches.ray_pool import AHEAD, RayPool, check_workers
+from sdort.batches.ray_cluster import check_workers, connected
+from sdort.batches.ray_pool import AHEAD, RayPool
 from sdort.batches.worker import Answer, Drawn, Ready, Worker, refuse_rocr, show_gpus
 from sdort.cli import cli
 from sdort.console import SILENT, warn, warn_once
@@ -128,10 +129,10 @@ def part_of(*prompts: str) -> Part:
 def pool(monkeypatch: pytest.MonkeyPatch) -> Callable[..., RayPool]:
     def make(ray: FakeRay, workers: int | None = 1, provider: str = "cpu") -> RayPool:
         @contextmanager
-        def connected(*_: object) -> Iterator[Any]:
+        def fake(*_: object) -> Iterator[Any]:
             yield ray
 
-        monkeypatch.setattr(ray_pool, "_connected", connected)
+        monkeypatch.setattr(ray_pool, "connected", fake)
         folder: Any = SimpleNamespace(path=Path("nowhere"), model_hash="0")
         return RayPool("local", workers, folder, RuntimeOptions(provider), "png")
 
@@ -165,7 +166,7 @@ def test_a_cluster_that_does_not_answer_is_refused_before_ray_waits_for_it(
         address = form.format(free.getsockname()[1])
         with (
             pytest.raises(ProviderError, match=f"there is no Ray at {address}: "),
-            ray_pool._connected(address, RuntimeOptions("cpu"), 1),
+            connected(address, RuntimeOptions("cpu"), 1),
         ):
             pass
 
@@ -304,7 +305,7 @@ def test_what_numbers_gpus_below_ray_is_refused(monkeypatch: pytest.MonkeyPatch)
         UsageError, match="ROCR_VISIBLE_DEVICES is set, and Ray divides the GPUs by HIP_VISIBLE_DEVICES"
     ):
         refuse_rocr({"ROCR_VISIBLE_DEVICES": "0"})
-    monkeypatch.setattr(ray_pool, "SCALING", ())
+    monkeypatch.setattr(ray_cluster, "SCALING", ())
     monkeypatch.setenv("ROCR_VISIBLE_DEVICES", "0")
     check_workers(RuntimeOptions("cpu"))
     with pytest.raises(UsageError, match="ROCR_VISIBLE_DEVICES is set"):

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from support.tiny_pipeline import Tiny
 
 import sdort
-from sdort.batches.ray_pool import check_workers
+from sdort.batches.ray_cluster import check_workers
 from sdort.cli import cli
 from sdort.errors import MemoryShortageError, ProviderError, UsageError
 from sdort.generation.latents import decode

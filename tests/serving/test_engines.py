@@ -116,7 +116,7 @@ def state(served: Running) -> tuple[int, str | None, str]:
 def test_a_server_whose_provider_fails_is_not_ready_until_it_draws_again(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_PROBE", 0.05)
+    monkeypatch.setattr(worker, "_LOOK", 0.05)
     with running(pipeline, batch_wait=0.0) as served:
         failing = Failing(monkeypatch)
         assert state(served) == (200, None, "1.0")
@@ -132,7 +132,7 @@ def test_a_server_whose_provider_fails_is_not_ready_until_it_draws_again(
 def test_errors_of_an_image_leave_a_server_ready_but_for_shortages_that_repeat(
     pipeline: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(worker, "_PROBE", 60.0)
+    monkeypatch.setattr(worker, "_LOOK", 60.0)
     with running(pipeline, batch_wait=0.0) as served:
         failing = Failing(monkeypatch)
         for error in (ParityError("NaN"), MemoryShortageError("no room"), MemoryShortageError("no room")):
