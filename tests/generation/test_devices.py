@@ -174,7 +174,7 @@ def test_controls_are_refused(shared: Any, tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_workers_of_ray_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sdort.batches.ray_pool.need_packages", lambda *_, **__: None)
+    monkeypatch.setattr("sdort.batches.ray_cluster.need_packages", lambda *_, **__: None)
     with pytest.raises(UsageError, match="--ray gives each worker a GPU, and --devices an image several"):
         check_workers(RuntimeOptions(devices="0,1"))
 
