@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import Arguments
 from PIL import Image
 
 import sdort
@@ -156,7 +157,7 @@ def check(family: str, folder: Path, args: argparse.Namespace) -> Iterator[tuple
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     for option, choices in (("--family", ("sd1", "sdxl")), ("--kind", KINDS), ("--task", tuple(TASKS))):
         parser.add_argument(option, action="append", choices=choices, help="only this one (repeatable)")
     parser.add_argument("--traces", type=Path, help="keep the exporter's traces here; by default they are thrown away")

@@ -19,11 +19,9 @@ target; the optimized graph may err twice as much, by the largest error and by t
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import sys
 import tempfile
-import time
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -32,6 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnx
+from measuring import Arguments, timed
 from onnx import TensorProto, helper, inliner, numpy_helper
 
 from sdort.lowering.steps import OptimizeOptions, optimize_model
@@ -180,15 +179,12 @@ def measure(
     model = onnx.load(path, load_external_data=False)
     dtypes = {item.name: item.dtype for item in declared_inputs(model, component)}
     cast = {name: np.ascontiguousarray(value.astype(dtypes[name])) for name, value in feeds.items()}
-    started = time.perf_counter()
-    program = library.compile(path, cast, target)
-    compiled = time.perf_counter()
-    results = library.run(program, cast)
-    ended = time.perf_counter()
+    program, compiling = timed(lambda: library.compile(path, cast, target))
+    results, running = timed(lambda: library.run(program, cast))
     operators = Counter(f"{node.domain}.{node.op_type}".lstrip(".") for node in model.graph.node)
     fused = {name: count for name, count in operators.items() if name.startswith("com.microsoft")}
     print(f"{len(model.graph.node)} nodes ({fused or 'all standard'}): "
-          f"parsed and compiled in {compiled - started:.1f} s, run in {ended - compiled:.1f} s")  # fmt: skip
+          f"parsed and compiled in {compiling:.1f} s, run in {running:.1f} s")  # fmt: skip
     errors = {}
     for output, actual in zip(model.graph.output, results, strict=True):
         expected = expected_outputs[output.name]
@@ -232,7 +228,7 @@ def check(library: Migraphx, component: str, original: Path, optimized: Path, sa
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("original", type=Path)
     parser.add_argument("optimized", type=Path)
     parser.add_argument("--target", default="ref", choices=["ref", "gpu"])

@@ -11,11 +11,12 @@ needs a package which is not installed is a line of its own. It takes some minut
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 import warnings
 from pathlib import Path
+
+from measuring import Arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 
@@ -37,7 +38,7 @@ def cell(built: task_parity.Built, family: str, task: str, scheduler: str, steps
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--steps", type=int, default=6)
     parser.add_argument("--limit", type=float, default=60.0)
     parser.add_argument("--family", action="append", choices=list(task_parity.FAMILIES))

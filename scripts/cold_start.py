@@ -26,7 +26,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from measuring import Arguments
+from measuring import Arguments, timed
 
 HERE = Path(__file__).resolve().parent.parent
 SHARE, SECONDS = 1.5, 3.0
@@ -107,12 +107,14 @@ def work(args: argparse.Namespace) -> int:
 def read_weights(files: Iterable[str]) -> float:
     """Seconds in which these files are read, each into one buffer again and again."""
     buffer = bytearray(READ)
-    begun = time.perf_counter()
-    for name in files:
-        with open(name, "rb", buffering=0) as file:
-            while file.readinto(buffer):
-                pass
-    return time.perf_counter() - begun
+
+    def read() -> None:
+        for name in files:
+            with open(name, "rb", buffering=0) as file:
+                while file.readinto(buffer):
+                    pass
+
+    return timed(read)[1]
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ checkpoint. ComfyUI's server runs on the CPU; its page runs the workflow, and is
 
 from __future__ import annotations
 
-import argparse
 import json
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from check_comfyui import copied, server  # makes tests/ importable
+from measuring import Arguments
 from playwright.sync_api import Page
 from support.browser import opened_browser
 
@@ -77,7 +77,7 @@ def photograph(page: Page, address: str, out: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("comfyui", type=Path)
     parser.add_argument("work", type=Path)
     parser.add_argument("out", type=Path, nargs="?", default=IMAGES / "comfyui.png")

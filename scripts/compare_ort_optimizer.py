@@ -24,19 +24,19 @@ import shutil
 import statistics
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from measuring import Arguments
+from measuring import Arguments, timed
 
 EXPORT = """
 import sys, torch
 from diffusers import UNet2DConditionModel
+from sdort.demo.shapes import SHAPES
 torch.manual_seed(15)
-model = UNet2DConditionModel(sample_size=64, cross_attention_dim=768).eval()
+model = UNet2DConditionModel(**SHAPES["sd15"].unet).eval()
 class Step(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -140,11 +140,11 @@ def run_sdort(source: Path, out: Path, rounds: int, cold: bool) -> dict[str, Any
         steps = json.loads(out.with_name("report.json").read_text())["components"]["unet"]["seconds"]
         run |= {"graph_seconds": sum(steps.values()) - steps["write"], "write_seconds": steps["write"]}
         ready(data, cold)
-        run["copy_input_seconds"] = timed(copied, lambda: subprocess.run(["cp", data, copied], check=True))
+        run["copy_input_seconds"] = made_in(copied, lambda: subprocess.run(["cp", data, copied], check=True))
         ready(made, cold)
-        run["copy_result_seconds"] = timed(copied, lambda: subprocess.run(["cp", made, copied], check=True))
+        run["copy_result_seconds"] = made_in(copied, lambda: subprocess.run(["cp", made, copied], check=True))
         ready(data, cold)
-        run["read_and_write_seconds"] = timed(copied, lambda: read_and_write(data, copied, made.stat().st_size))
+        run["read_and_write_seconds"] = made_in(copied, lambda: read_and_write(data, copied, made.stat().st_size))
         runs.append(run)
     medians = {key: statistics.median(run[key] for run in runs) for key in runs[0]}
     least = {key: min(run[key] for run in runs) for key in runs[0]}
@@ -160,11 +160,9 @@ def ready(data: Path, cold: bool) -> None:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
-def timed(made: Path, work: Callable[[], object]) -> float:
+def made_in(made: Path, work: Callable[[], object]) -> float:
     """Seconds that ``work`` takes; what it made is removed."""
-    start = time.perf_counter()
-    work()
-    seconds = time.perf_counter() - start
+    seconds = timed(work)[1]
     made.unlink()
     return seconds
 
@@ -182,10 +180,12 @@ def read_and_write(source: Path, target: Path, size: int) -> None:
 
 def measured(command: list[str]) -> dict[str, float]:
     """Run a command to its end: wall seconds and the peak resident memory of its process."""
-    start = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONWARNINGS": "ignore"})
-    _, status, usage = os.wait4(process.pid, 0)
-    seconds = time.perf_counter() - start
+
+    def run() -> tuple[int, int, Any]:
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, env={**os.environ, "PYTHONWARNINGS": "ignore"})
+        return os.wait4(process.pid, 0)
+
+    (_, status, usage), seconds = timed(run)
     if status:
         raise SystemExit(f"{command[:4]} failed with status {os.waitstatus_to_exitcode(status)}")
     return {"seconds": seconds, "peak_mib": usage.ru_maxrss / 1024}

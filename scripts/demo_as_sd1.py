@@ -15,11 +15,12 @@ The words of the demo's prompts get their tokens of CLIP's vocabulary; other wor
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from measuring import Arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -187,7 +188,7 @@ def _words(embedding: Tensor, shape: torch.Size) -> Tensor:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("out", type=Path)
     out: Path = parser.parse_args().out
     state = with_prefix("model.diffusion_model.", ldm_unet(wide_unet(load_part(DEMO / "unet")), layers=1))

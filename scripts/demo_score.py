@@ -6,13 +6,13 @@ scripts/demo_score.py MODEL [--device cuda] [--sheet SHEET.png]
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 from typing import Any
 
 import diffusers
 import numpy as np
 import torch
+from measuring import Arguments
 from PIL import Image
 
 from sdort.demo.prompt_language import held_out
@@ -58,7 +58,7 @@ def report(model: Path, device: str, path: Path | None = None, seeds: int = 1) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--sheet", type=Path)

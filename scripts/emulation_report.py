@@ -11,11 +11,12 @@ share a run. The exit code is 1 if one is wrong or stopped.
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections import defaultdict
 from pathlib import Path
+
+from measuring import Arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -25,7 +26,7 @@ from support.emulator import EmulationError
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--kernel", default="", metavar="SUBSTRING", help="only kernels whose names contain it")
     args = parser.parse_args()
     targets = sorted(emulated.targets(), key=lambda target: natural(target.architecture))

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping
 from pathlib import Path
+
+from measuring import Arguments
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
 def parse_check(description: str | None) -> bool:
     """Read the command line of a script: whether ``--check`` is given, to write nothing."""
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(description)
     parser.add_argument("--check", action="store_true", help="write nothing")
     return bool(parser.parse_args().check)
 

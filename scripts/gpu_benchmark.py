@@ -1,24 +1,28 @@
 #!/usr/bin/env python3
-"""UNet step and VAE decode on one GPU: sdort's graphs against torch and against ONNX Runtime's own optimizer.
+"""UNet step and VAE decode beside torch's, ONNX Runtime's own optimizer's, and sdort's that lack one thing each.
 
-Everything is checked against torch in fp32 before it is timed; both sides of every ratio come from one run.
-
-    python scripts/gpu_benchmark.py --work DIR [--provider cuda|rocm] [--batch 2,16] [--size 512x512,1024x1024]
+    python scripts/gpu_benchmark.py --work DIR [--provider cuda|rocm|cpu] [--batch 2,16] [--size 512x512,1024x1024]
         [--family sd15|sd21|sdxl|sdxl-refiner|...] [--components unet,vae_decoder]
-        [--engines sdort,torch,compile,ort] [--custom-ops FILE] [--static] [--ablation] [--checkpoint DIR] [--json FILE]
+        [--engines sdort,torch,compile,ort] [--custom-ops FILE] [--static] [--ablation [NAME,...]] [--checkpoint DIR]
+        [--repeat 30] [--json FILE]
 
-Rows are printed, and written to FILE, as they are measured: a run that is stopped leaves what it has.
+`sdort bench` measures: outputs are checked before they are timed, and each row takes turns with sdort's, call by call;
+the ratio is sdort's time over the row's, with its 95 % interval. error is the distance from torch in fp32, norm over
+norm, and what is beyond MOST is wrong. Rows are printed, and written to FILE, as they are measured: a run that is
+stopped leaves what it has.
 
 Without --checkpoint a pipeline of Stable Diffusion 1.5's shape with random weights is made in DIR, with --family
 another one (sdort export random:NAME). A row of sdort is a session as `sdort run --graph` opens it, on a graph of
-dynamic sizes; with --static one that was exported for its size follows. --ablation adds rows that lack one thing each.
+dynamic sizes; with --static one that was exported for its size follows. --ablation adds rows that lack one thing each:
+all that LACKING has, or those that are named: what `sdort optimize --disable` takes too.
 
-The peers: torch eager and torch.compile in the mode reduce-overhead (CUDA graphs, no max-autotune), both in
-channels-last and with cuDNN's own search, and what ONNX Runtime's own optimizer (onnxruntime.transformers.optimizer,
-fp16) makes of a TorchScript export, with and without a graph of the device; for a full UNet that takes minutes and
-17 GB of memory. An engine that fails has a row that says why, and the exit code is 5.
+The peers: torch and torch.compile as `sdort bench` has them (channels last, cuDNN's own search, the mode
+reduce-overhead), and what ONNX Runtime's own optimizer (onnxruntime.transformers.optimizer, fp16) makes of a
+TorchScript export, with and without a graph of the device; for a full UNet that takes minutes and 17 GB of memory. An
+engine that fails has a row that says why, and the exit code is 5.
 
---provider cpu --family tiny tries all of it in seconds, without a GPU; its times say nothing.
+On a GPU all of it is fp16, on the CPU sdort and torch are fp32. --provider cpu --family tiny tries it in seconds,
+without a GPU; its times say nothing.
 """
 
 from __future__ import annotations
@@ -28,64 +32,98 @@ import gc
 import json
 import os
 import shutil
-import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from measuring import Arguments, in_turns, refuse_unknown
+from measuring import Arguments, environment, refuse_unknown, timed
 
 import sdort
+from sdort.benchmark.bench_options import BenchOptions
+from sdort.benchmark.measure import measure_engines
+from sdort.benchmark.noise import noise_warning
+from sdort.benchmark.row_table import ratio_text
 from sdort.demo import RANDOM, write_demo
+from sdort.engines.engine import Engine
+from sdort.engines.fast_torch import FastTorchEngine
+from sdort.engines.onnx import OnnxEngine
+from sdort.engines.torch import TorchEngine
+from sdort.errors import ProviderError
+from sdort.families.denoiser_arguments import module_arguments
+from sdort.families.unet import UNET
+from sdort.graph.signature import Array
 from sdort.options.number_ranges import parse_size
+from sdort.providers import CPU, find_provider
+from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.probe import choose_provider
-from sdort.runtime.session import open_session
+from sdort.verification.checks import Precision, Verdict
+from sdort.verification.references import CaseResult, Reference
+from sdort.workload.cases import Case, make_feeds
 
-WARMUP, REPEAT = 5, 30
+WARMUP = 5
 ENGINES = ("sdort", "torch", "compile", "ort")
+MOST = {"float32": 1e-4, "float16": 2e-2}
+"""Distances from torch in fp32, norm over norm, by the dtype of most weights."""
+LACKING: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
+    "operator library": ({"custom_ops": "off"}, ()),
+    "prepared tensors": ({"split": False}, ()),
+    "separate Q, K, V": ({}, ["separate_qkv"]),
+    "moved biases": ({}, ["conv_bias"]),
+    "fused upsampling": ({}, ["upsampling_convolution"]),
+    "group norms of two parts": ({}, ["concat_group_norm"]),
+    "wide attention": ({}, ["wide_attention"]),
+    "group norms with a skip": ({}, ["skip_group_norm"]),
+    "layer norms with a skip": ({}, ["skip_layer_normalization"]),
+    "channels last": ({}, ["nhwc"]),
+    "device graph": ({"graph": False}, ()),
+}
+"""Rows of --ablation by what they lack: options of the runtime, and what --disable takes."""
+ON_CPU = ("upsampling_phases",)
+"""Those of the CPU, where --ablation names none."""
 
 
 def main() -> int:
     sdort.set_verbosity(0)
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
-    args.device = "cpu" if args.provider == "cpu" else "cuda"
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the reference is fp32 indeed
     checkpoint = args.checkpoint or make_checkpoint(args.family, args.work / f"checkpoint-{args.family}")
     rows: list[dict[str, Any]] = []
-    where = environment(args.device)
+    where = environment(args.provider)
     print(json.dumps(where), HEADER, sep="\n", flush=True)
-    for component in args.components.split(","):
-        for size in args.sizes.split(","):
-            for batch in map(int, args.batches.split(",")):
-                args.size, args.batch = size, batch
-                for row in benchmark(component, checkpoint, args):
-                    rows.append(row)
-                    print(line(row), flush=True)
-                    if args.json:
-                        args.json.write_text(json.dumps({"environment": where, "rows": rows}, indent=2))
+    todo = product(args.components.split(","), args.sizes.split(","), map(int, args.batches.split(",")))
+    for component, size, batch in todo:
+        args.size, args.batch = size, batch
+        for row in benchmark(Case(component, batch, *parse_size(size)), checkpoint, args):
+            rows.append({"component": component, "batch": batch, "size": size, **row})
+            print(line(rows[-1]), flush=True)
+            if args.json:
+                args.json.write_text(json.dumps({"environment": where, "rows": rows}, indent=2))
     return 0 if all(row["ok"] for row in rows) else 5
 
 
 def arguments() -> argparse.Namespace:
     parser = Arguments(
-        __doc__, "--work --provider --checkpoint --family --custom-ops --json", providers="cuda rocm cpu"
+        __doc__, "--work --provider --checkpoint --family --custom-ops --repeat --json", providers="cuda rocm cpu"
     )
     parser.add_argument("--batch", dest="batches", default="2", help="samples, several by commas")
     parser.add_argument("--size", dest="sizes", default="512x512", help="of images, several by commas")
     parser.add_argument("--components", default="unet,vae_decoder")
     parser.add_argument("--engines", default=",".join(ENGINES))
     parser.add_argument("--static", action="store_true", help="also graphs that are exported for their size")
-    parser.add_argument("--ablation", action="store_true", help="also rows of sdort that lack one thing each")
+    parser.add_argument("--ablation", nargs="?", const="", help="also rows of sdort that lack one thing each")
     args = parser.parse_args()
     refuse_unknown(args.engines, ENGINES, "--engines", parser)
+    args.lacking = args.ablation.split(",") if args.ablation else ()
+    if args.ablation == "":
+        args.lacking = ON_CPU if args.provider == "cpu" else tuple(LACKING)
     return args
 
 
@@ -110,49 +148,145 @@ def optimized(
     work: Path = args.work
     exported, out = work / f"{name}-onnx", work / "-".join([name, args.provider, *disable])
     if not out.exists():
-        start = time.perf_counter()
         # A static UNet runs both halves of classifier-free guidance at once: two rows for each image.
         images = args.batch // 2 if component == "unet" else args.batch
         size = StaticSize(images, height, width) if static else None
+        seconds = 0.0
         if not exported.exists():
-            export(checkpoint, exported, components=[component], static=size)
-        middle = time.perf_counter()
-        own = args.custom_ops != "off" and args.provider != "cpu"
-        report = optimize(exported, out, provider=args.provider, fp16=True, sdort_ops=own, disable=disable)
-        print(f"{name}: export {middle - start:.1f} s, optimize {report.seconds:.1f} s", file=sys.stderr)
+            seconds = timed(partial(export, checkpoint, exported, components=[component], static=size))[1]
+        gpu = args.provider != "cpu"
+        own = args.custom_ops != "off" and gpu
+        report = optimize(exported, out, provider=args.provider, fp16=gpu, sdort_ops=own, disable=disable)
+        print(f"{name}: export {seconds:.1f} s, optimize {report.seconds:.1f} s", file=sys.stderr)
     return out / component / "model.onnx"
 
 
-def torch_module(component: str, checkpoint: Path, dtype: torch.dtype, device: str) -> torch.nn.Module:
-    import diffusers
+class TorchReference(Reference):
+    """Outputs of torch in fp32. The verdicts' mean error is the distance, norm over norm, which MOST bounds."""
 
-    if component == "unet":
-        model = diffusers.UNet2DConditionModel.from_pretrained(checkpoint / "unet", torch_dtype=dtype)
-
-        class Step(torch.nn.Module):  # type: ignore[misc]
-            def __init__(self) -> None:
-                super().__init__()
-                self.model = model
-
-            def forward(self, sample: Any, timestep: Any, states: Any, text_embeds: Any = None, ids: Any = None) -> Any:
-                added = None if text_embeds is None else {"text_embeds": text_embeds, "time_ids": ids}
-                return self.model(sample, timestep, states, added_cond_kwargs=added, return_dict=False)[0]
-
-        return Step().to(device).eval()
-    vae = diffusers.AutoencoderKL.from_pretrained(checkpoint / "vae", torch_dtype=dtype)
-
-    class Decode(torch.nn.Module):  # type: ignore[misc]
-        def __init__(self) -> None:
-            super().__init__()
-            self.vae = vae
-
-        def forward(self, latent_sample: Any) -> Any:
-            return self.vae.decode(latent_sample, return_dict=False)[0]
-
-    return Decode().to(device).eval()
+    def check(self, case: Case, result: CaseResult, precision: Precision) -> Verdict:
+        expected, most = self.results[case], MOST[precision.dtype]
+        assert isinstance(result, dict)
+        assert isinstance(expected, dict)
+        (values,), (right,) = result.values(), expected.values()
+        off = values.astype(np.float64) - right
+        distance = float(np.linalg.norm(off) / np.linalg.norm(right))
+        problem = None if distance < most else f"is {distance:.1e} from {self.label}, norm over norm; at most {most}"
+        return Verdict(problem, self.label, float(np.abs(off).max() / right.std()), distance)
 
 
-def ort_optimized(component: str, checkpoint: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor]) -> Path:
+def reference_of(case: Case, checkpoint: Path, provider: Provider) -> TorchReference:
+    """The output of torch in fp32 on the provider's device, of samples that are computed one by one.
+
+    All at once torch 2.11 got eight of 1024x1024 wrong in fp32 on an H200: torch's own fp16 was as far off as sdort's.
+    """
+    engine = TorchEngine(checkpoint, provider, "float32")
+    feeds = make_feeds(case, engine.inputs(case.component), engine.factor)
+    outputs: list[dict[str, Array]] = []
+    for i in range(case.batch):
+        sample = {name: x[i : i + 1] if np.shape(x)[:1] == (case.batch,) else x for name, x in feeds.items()}
+        runner = engine.component_runner(case.component, sample)
+        runner()
+        outputs.append(runner.result())
+    engine.close()
+    return TorchReference(
+        "torch in fp32", {case: {name: np.concatenate([each[name] for each in outputs]) for name in outputs[0]}}
+    )
+
+
+class OrtRunner:
+    """A file that another tool made, in a session of ONNX Runtime's with inputs and output bound on the device."""
+
+    def __init__(
+        self, model: Path, provider: str, feeds: Mapping[str, torch.Tensor], shape: Sequence[int], *, graph: bool
+    ) -> None:
+        import onnxruntime
+
+        self.device = "cpu" if provider == "cpu" else "cuda"
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        name, settings = {
+            "cuda": ("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))}),
+            "rocm": ("ROCMExecutionProvider", {"tunable_op_enable": "1", "tunable_op_tuning_enable": "1",
+                                               "enable_hip_graph": str(int(graph))}),
+            "cpu": ("CPUExecutionProvider", {}),
+        }[provider]  # fmt: skip
+        self.session = onnxruntime.InferenceSession(model, options, providers=[(name, settings)])
+        if name not in self.session.get_providers():
+            raise ProviderError(f"{name} did not load: {self.session.get_providers()}")
+        self.binding = self.session.io_binding()
+        self.kept: list[torch.Tensor] = []
+        for value in self.session.get_inputs():
+            dtype = {"tensor(float16)": torch.float16, "tensor(float)": torch.float32, "tensor(int64)": torch.int64}[
+                value.type
+            ]
+            tensor = feeds[value.name].to(self.device, dtype)
+            if len(value.shape) == 0:
+                tensor = tensor.reshape(())
+            self._bind(self.binding.bind_input, value.name, tensor.contiguous())
+        (out,) = self.session.get_outputs()
+        dtype = torch.float16 if "16" in out.type else torch.float32
+        self.output = torch.full(tuple(shape), float("nan"), dtype=dtype, device=self.device)
+        self._bind(self.binding.bind_output, out.name, self.output)
+        self.wait()  # the session runs on a stream of its own
+
+    def _bind(self, bind: Any, name: str, tensor: torch.Tensor) -> None:
+        self.kept.append(tensor)
+        dtype = {torch.float16: np.float16, torch.float32: np.float32, torch.int64: np.int64}[tensor.dtype]
+        bind(name, self.device, 0, dtype, tuple(tensor.shape), tensor.data_ptr())
+
+    def wait(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
+
+    def __call__(self) -> None:
+        self.session.run_with_iobinding(self.binding)
+        self.wait()
+
+    def result(self) -> dict[str, Array]:
+        return {"output": self.output.float().cpu().numpy()}
+
+
+class OrtEngine(TorchEngine):
+    """A checkpoint's component as ONNX Runtime's own optimizer leaves it, in a session without anything of sdort's."""
+
+    name = "onnxruntime"
+
+    def __init__(self, checkpoint: Path, provider: Provider, args: argparse.Namespace, shape: Any, graph: bool) -> None:
+        super().__init__(checkpoint, provider, "float16")
+        self.args, self.shape, self.graph = args, shape, graph
+
+    def prepare(self, case: Case, steps: int, scheduler: str | None) -> OrtRunner:
+        try:
+            model = ort_optimized(case.component, self.path, self.args)
+            feeds = tensors_of(case, self)
+            return OrtRunner(model, self.args.provider, feeds, self.shape, graph=self.graph)
+        except Exception as error:  # of onnxruntime's many classes
+            raise ProviderError(why(error)) from error
+
+
+def tensors_of(case: Case, engine: TorchEngine) -> dict[str, torch.Tensor]:
+    """The inputs of a component; a timestep is a whole number, as a scheduler gives it."""
+    feeds = make_feeds(case, engine.inputs(case.component), engine.factor)
+    tensors = {name: torch.as_tensor(x) for name, x in feeds.items()}
+    return {name: x.long() if name == UNET.roles.timestep else x for name, x in tensors.items()}
+
+
+class Traced(torch.nn.Module):  # type: ignore[misc]
+    """A component with the inputs of its graph, as torch.onnx.export takes it."""
+
+    def __init__(self, component: str, engine: TorchEngine, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = names
+        self.part = getattr(engine.pipeline(component), "vae" if component == "vae_decoder" else component)
+
+    def forward(self, *tensors: torch.Tensor) -> torch.Tensor:
+        if hasattr(self.part, "decode"):
+            return self.part.decode(*tensors, return_dict=False)[0]
+        return self.part(**module_arguments(self.names, tensors, UNET.arguments), return_dict=False)[0]
+
+
+def ort_optimized(component: str, checkpoint: Path, args: argparse.Namespace) -> Path:
     """What ONNX Runtime's own optimizer makes of a TorchScript export, in fp16, as its Stable Diffusion script does."""
     import compare_ort_optimizer
 
@@ -162,14 +296,16 @@ def ort_optimized(component: str, checkpoint: Path, args: argparse.Namespace, fe
         source, out = partial / "exported" / "model.onnx", partial / "model.onnx"
         shutil.rmtree(partial, ignore_errors=True)
         source.parent.mkdir(parents=True)
+        engine = TorchEngine(checkpoint, CPU, "float32")
         # Sizes vary, so that a trace of 128x128 pixels does; it takes seconds where 1024x1024 take minutes.
-        feeds = {k: v[..., :16, :16].cpu() if v.dim() == 4 else v.cpu() for k, v in feeds.items()}
+        feeds = tensors_of(Case(component, 2, 128, 128), engine)
         sizes = {4: {0: "batch", 2: "height", 3: "width"}, 3: {0: "batch", 1: "tokens"}, 2: {0: "batch"}}
-        torch.onnx.export(
-            torch_module(component, checkpoint, torch.float32, "cpu"), tuple(feeds.values()),
-            str(source), input_names=[*feeds], output_names=["result"], opset_version=17, dynamo=False,
-            dynamic_axes={name: sizes[each.dim()] for name, each in feeds.items() if each.dim() in sizes},
-        )  # fmt: skip
+        with torch.inference_mode():
+            torch.onnx.export(
+                Traced(component, engine, [*feeds]), tuple(feeds.values()),
+                str(source), input_names=[*feeds], output_names=["result"], opset_version=17, dynamo=False,
+                dynamic_axes={name: sizes[each.dim()] for name, each in feeds.items() if each.dim() in sizes},
+            )  # fmt: skip
         compare_ort_optimizer.pack(source)
         kind = "unet" if component == "unet" else "vae"
         words = [sys.executable, "-c", compare_ort_optimizer.ORT, str(source), str(out), kind, args.provider]
@@ -181,263 +317,123 @@ def ort_optimized(component: str, checkpoint: Path, args: argparse.Namespace, fe
     return folder / "model.onnx"
 
 
-def inputs(component: str, args: argparse.Namespace, checkpoint: Path) -> dict[str, torch.Tensor]:
-    height, width = (side // 8 for side in parse_size(args.size))
-    device = args.device
-    generator = torch.Generator(device).manual_seed(int(time.time()))
-    latent = torch.randn(args.batch, 4, height, width, device=device, generator=generator)
-    if component == "vae_decoder":
-        return {"latent_sample": latent}
-    config = json.loads((checkpoint / "unet" / "config.json").read_text())
-    states = torch.randn(args.batch, 77, config["cross_attention_dim"], device=device, generator=generator)
-    feeds = {"sample": latent, "timestep": torch.tensor([481], device=device), "encoder_hidden_states": states}
-    if config.get("addition_embed_type") == "text_time":
-        # Six sizes and crops beside the text, as the export of a UNet without text encoders takes them.
-        pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]
-        sizes = [height * 8, width * 8, 0, 0, height * 8, width * 8]
-        feeds["text_embeds"] = torch.randn(args.batch, pooled, device=device, generator=generator)
-        feeds["time_ids"] = torch.tensor([sizes] * args.batch, device=device, dtype=torch.float32)
-    return feeds
+Make = Callable[[], Engine]
+"""Opens an engine."""
 
 
-class OrtRunner:
-    """A file that another tool made, in a session of ONNX Runtime's with inputs and output bound on the device."""
-
-    def __init__(
-        self, model: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor], shape: torch.Size, *, graph: bool
-    ) -> None:
-        import onnxruntime
-
-        self.device = args.device
-
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        name, settings = {
-            "cuda": ("CUDAExecutionProvider", {"enable_cuda_graph": str(int(graph))}),
-            "rocm": ("ROCMExecutionProvider", {"tunable_op_enable": "1", "tunable_op_tuning_enable": "1",
-                                               "enable_hip_graph": str(int(graph))}),
-            "cpu": ("CPUExecutionProvider", {}),
-        }[args.provider]  # fmt: skip
-        self.session = onnxruntime.InferenceSession(model, options, providers=[(name, settings)])
-        if name not in self.session.get_providers():
-            raise RuntimeError(f"{name} did not load: {self.session.get_providers()}")
-        self.binding = self.session.io_binding()
-        self.kept: list[torch.Tensor] = []
-        for value in self.session.get_inputs():
-            dtype = {"tensor(float16)": torch.float16, "tensor(float)": torch.float32, "tensor(int64)": torch.int64}[
-                value.type
-            ]
-            tensor = feeds[value.name].to(dtype)
-            if len(value.shape) == 0:
-                tensor = tensor.reshape(())
-            self._bind(self.binding.bind_input, value.name, tensor.contiguous())
-        (out,) = self.session.get_outputs()
-        dtype = torch.float16 if "16" in out.type else torch.float32
-        self.output = torch.full(tuple(shape), float("nan"), dtype=dtype, device=args.device)
-        self._bind(self.binding.bind_output, out.name, self.output)
-        synchronize(self.device)  # the session runs on a stream of its own
-
-    def _bind(self, bind: Any, name: str, tensor: torch.Tensor) -> None:
-        self.kept.append(tensor)
-        dtype = {torch.float16: np.float16, torch.float32: np.float32, torch.int64: np.int64}[tensor.dtype]
-        bind(name, self.device, 0, dtype, tuple(tensor.shape), tensor.data_ptr())
-
-    def __call__(self) -> torch.Tensor:
-        self.session.run_with_iobinding(self.binding)
-        return self.output
-
-
-class SdortRunner:
-    """A session as sdort's commands open it, with what does not change from step to step prepared."""
-
-    def __init__(self, model: Path, component: str, options: RuntimeOptions, feeds: dict[str, torch.Tensor]) -> None:
-        self.device = next(iter(feeds.values())).device
-        session = open_session(model, component, choose_provider(options)[0], options)
-        self.binding = session.bind({name: value.cpu().numpy() for name, value in feeds.items()})
-
-    def __call__(self) -> SdortRunner:
-        self.binding.run()
-        return self
-
-    def float(self) -> torch.Tensor:
-        """The output of the last run."""
-        (output,) = self.binding.outputs().values()
-        return torch.from_numpy(output).float().to(self.device)
-
-
-def benchmark(component: str, checkpoint: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+def benchmark(case: Case, checkpoint: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The rows of a component at one size, each as soon as it is measured."""
-    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False  # the reference is fp32 indeed
-    row = {"component": component, "batch": args.batch, "size": args.size}
-    with torch.inference_mode():
-        free(args.device)
-        torch.backends.cudnn.benchmark = False
+    provider = find_provider(args.provider)
+    try:
+        reference = reference_of(case, checkpoint, provider)
+    except Exception as error:  # no memory for this size, say; the other sizes keep their rows
+        yield {"engine": "reference", "ok": False, "error": why(error)}
+        return
+    for name, make, beside in contenders(case, checkpoint, provider, args, reference):
+        gc.collect()
         try:
-            feeds = inputs(component, args, checkpoint)
-            reference = one_by_one(torch_module(component, checkpoint, torch.float32, args.device), feeds, args.batch)
-        except Exception as error:  # no memory for this size, say; the other sizes keep their rows
-            yield {**row, "engine": "reference", "ok": False, "error": why(error)}
-            return
-        torch.backends.cudnn.benchmark = True  # torch's rows have the fastest convolutions that cuDNN finds
-        for name, make in runners(component, checkpoint, args, feeds, reference.shape):
-            free(args.device)
-            row["engine"] = name
-            try:
-                found = {**row, **measure(make(), reference, args.device)}
-            except Exception as error:  # one engine's failure leaves the others their numbers
-                found = {**row, "ok": False, "error": why(error)}
-            yield found
+            yield {"engine": name, **measure(make, beside, case, reference, args)}
+        except Exception as error:  # one engine's failure leaves the others their numbers
+            yield {"engine": name, "ok": False, "error": why(error)}
 
 
-def one_by_one(model: torch.nn.Module, feeds: dict[str, torch.Tensor], batch: int) -> torch.Tensor:
-    """The outputs of samples that are computed one by one.
+def contenders(
+    case: Case, checkpoint: Path, provider: Provider, args: argparse.Namespace, reference: Reference
+) -> Iterator[tuple[str, Make, Make | None]]:
+    """Rows by name: what opens their engines, and the engine that takes turns with them."""
+    engines = args.engines.split(",")
+    whole: dict[bool, Make] = {
+        static: partial(sdort_engine, case, checkpoint, provider, args, static)
+        for static in ((False, True) if args.static else (False,))
+        if "sdort" in engines
+    }
+    for static, make in whole.items():
+        yield f"sdort{', static' if static else ''}", make, whole[False] if static else None
+    beside = whole.get(False)
+    dtype = "float16" if provider.on_gpu else "float32"
+    for engine, name in (("torch", "torch eager"), ("compile", "torch.compile")):
+        if engine in engines:
+            compiled = engine == "compile"
+            yield name, partial(FastTorchEngine, checkpoint, provider, dtype, compiled=compiled), beside
+    for graph in (False, True) if "ort" in engines else ():
+        expected = reference.results[case]
+        assert isinstance(expected, dict)
+        (output,) = expected.values()
+        yield (
+            f"ORT optimizer{' + graph' if graph else ''}",
+            partial(OrtEngine, checkpoint, provider, args, output.shape, graph),
+            beside,
+        )
+    for static, make in whole.items():
+        for what in args.lacking:
+            options, disable = LACKING.get(what, ({}, [what]))
+            less = partial(sdort_engine, case, checkpoint, provider, args, static, options, disable)
+            yield f"sdort{', static' if static else ''}, without {what}", less, make
 
-    All at once torch 2.11 got eight of 1024x1024 wrong in fp32 on an H200: torch's own fp16 was as far off as sdort's.
-    """
-    samples = [{name: x[i : i + 1] if len(x) == batch else x for name, x in feeds.items()} for i in range(batch)]
-    return torch.cat([model(*each.values()) for each in samples])
+
+def sdort_engine(
+    case: Case,
+    checkpoint: Path,
+    provider: Provider,
+    args: argparse.Namespace,
+    static: bool,
+    lacking: Mapping[str, Any] | None = None,
+    disable: Sequence[str] = (),
+) -> OnnxEngine:
+    model = optimized(case.component, checkpoint, args, static=static, disable=disable)
+    options = RuntimeOptions(args.provider, graph=provider.on_gpu, custom_ops=args.custom_ops, check=False)
+    options = replace(options, **(lacking or {}))
+    folder = model.parent.parent
+    if options.custom_ops != "off" and provider.on_gpu:
+        # The kernels' variants are timed once, outside of any graph; SDORT_OPS_TUNING keeps what was found.
+        os.environ.setdefault("SDORT_OPS_TUNING", str(args.work / "tuning.tsv"))
+        os.environ["SDORT_OPS_TUNE"] = "1"
+        OnnxEngine(folder, provider, replace(options, graph=False)).prepare(case, 1, None)()
+        os.environ["SDORT_OPS_TUNE"] = "0"
+    return OnnxEngine(folder, provider, options)
 
 
-def free(device: str) -> None:
-    """Give back what the last row held: what torch compiled, its CUDA graphs with their memory, and sessions.
-
-    A graph that was compiled for another size would also have the next one compiled for sizes that vary.
-    """
-    torch._dynamo.reset()
-    gc.collect()
-    if device == "cuda":
-        torch.cuda.empty_cache()
+def measure(
+    make: Make, beside: Make | None, case: Case, reference: Reference, args: argparse.Namespace
+) -> dict[str, Any]:
+    """A row of `sdort bench`, and sdort's time over its own where it takes turns with sdort."""
+    engines = [each() for each in (make, beside) if each]
+    options = BenchOptions(RuntimeOptions(args.provider), warmup=WARMUP, repeat=args.repeat)
+    row, *others = measure_engines(engines, [case.component], [case], reference, options).rows
+    if warning := noise_warning([row, *others]):
+        print(warning, file=sys.stderr)
+    if row.failed:
+        return {"ok": False, "error": row.status}
+    of_host, of_device = (row.host_first_mib, row.host_later_mib), (row.device_first_mib, row.device_later_mib)
+    memory = of_host if of_device[0] is None else of_device
+    weights = sum(file.stat().st_size for file in engines[0].path.rglob("*.onnx.data")) / 1e6
+    return {
+        "ok": True, "median_ms": row.median_ms, "min_ms": row.min_ms, "p90_ms": row.p90_ms, "error": row.mean_error,
+        "worst": row.error, "dtype": row.dtype, "settings": row.engine_settings, "weights_mb": weights or None,
+        "memory_mib": max(each or 0.0 for each in memory),
+        "ratio": others[0].ratio if others else None, "beside": ratio_text(others[0]) if others else "",
+        "disturbances": [each.what for each in row.disturbances],
+    }  # fmt: skip
 
 
 def why(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:400]
 
 
-def runners(
-    component: str, checkpoint: Path, args: argparse.Namespace, feeds: dict[str, torch.Tensor], shape: torch.Size
-) -> list[Any]:
-    engines = args.engines.split(",")
-    half = {k: v.half() if v.is_floating_point() else v for k, v in feeds.items()}
-    rows: list[Any] = []
-    if "torch" in engines:
-
-        def eager() -> Any:
-            model = torch_module(component, checkpoint, torch.float16, args.device)
-            model = model.to(memory_format=torch.channels_last)
-            return lambda: model(*half.values())
-
-        rows.append(("torch eager", eager))
-    if "compile" in engines:
-
-        def compiled() -> Any:
-            model = torch_module(component, checkpoint, torch.float16, args.device)
-            model = model.to(memory_format=torch.channels_last)
-            fast = torch.compile(model, mode="reduce-overhead", dynamic=False)
-            return lambda: fast(*half.values())
-
-        rows.append(("torch.compile", compiled))
-    for graph in (False, True) if "ort" in engines else ():
-        rows.append(
-            (
-                f"ORT optimizer{' + graph' if graph else ''}",
-                lambda g=graph: OrtRunner(
-                    ort_optimized(component, checkpoint, args, feeds), args, feeds, shape, graph=g
-                ),
-            )
-        )
-    if "sdort" in engines:
-        lacking: list[tuple[str, dict[str, Any], Sequence[str]]] = [("", {}, ())]
-        if args.ablation:
-            lacking += [(f", without {what}", *lack) for what, lack in LACKING.items()]
-        for static in (False, True) if args.static else (False,):
-            for what, options, disable in lacking:
-                make = partial(sdort_runner, component, checkpoint, args, feeds, static, options, disable)
-                rows.append((f"sdort{', static' if static else ''}{what}", make))
-    return rows
-
-
-LACKING: dict[str, tuple[dict[str, Any], Sequence[str]]] = {
-    "operator library": ({"custom_ops": "off"}, ()),
-    "prepared tensors": ({"split": False}, ()),
-    "separate Q, K, V": ({}, ["separate_qkv"]),
-    "moved biases": ({}, ["conv_bias"]),
-    "fused upsampling": ({}, ["upsampling_convolution"]),
-    "group norms of two parts": ({}, ["concat_group_norm"]),
-    "wide attention": ({}, ["wide_attention"]),
-    "group norms with a skip": ({}, ["skip_group_norm"]),
-    "layer norms with a skip": ({}, ["skip_layer_normalization"]),
-    "channels last": ({}, ["nhwc"]),
-    "device graph": ({"graph": False}, ()),
-}
-"""Rows of --ablation by what they lack: options of the runtime, and what --disable takes."""
-
-
-def sdort_runner(
-    component: str,
-    checkpoint: Path,
-    args: argparse.Namespace,
-    feeds: dict[str, torch.Tensor],
-    static: bool,
-    lacking: dict[str, Any],
-    disable: Sequence[str],
-) -> SdortRunner:
-    model = optimized(component, checkpoint, args, static=static, disable=disable)
-    graph = args.provider != "cpu"
-    options = replace(RuntimeOptions(args.provider, graph=graph, custom_ops=args.custom_ops), **lacking)
-    if options.custom_ops != "off" and graph:
-        # The kernels' variants are timed once, outside of any graph; SDORT_OPS_TUNING keeps what was found.
-        os.environ.setdefault("SDORT_OPS_TUNING", str(args.work / "tuning.tsv"))
-        os.environ["SDORT_OPS_TUNE"] = "1"
-        SdortRunner(model, component, replace(options, graph=False), feeds)()
-        os.environ["SDORT_OPS_TUNE"] = "0"
-    return SdortRunner(model, component, options, feeds)
-
-
-def measure(run: Any, reference: torch.Tensor, device: str) -> dict[str, Any]:
-    """Times in milliseconds, and how far the output is from the reference and from itself once it ran again."""
-    output = run().float()
-    error = float((output - reference).norm() / reference.norm())
-    worst = float((output - reference).abs().max() / reference.std())
-    seconds = in_turns({"run": run}, REPEAT, warmup=WARMUP, wait=partial(synchronize, device))["run"]
-    times = [1e3 * each for each in seconds]
-    again = float((run().float() - output).norm() / reference.norm())
-    return {
-        "median_ms": statistics.median(times), "min_ms": min(times), "p90_ms": sorted(times)[int(0.9 * len(times))],
-        "error": error, "worst": worst, "rerun": again, "ok": bool(np.isfinite(error) and error < 2e-2),
-    }  # fmt: skip
-
-
-def synchronize(device: str) -> None:
-    if device == "cuda":
-        torch.cuda.synchronize()
-
-
-def environment(device: str) -> dict[str, str]:
-    import onnxruntime
-
-    return {
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "torch": torch.__version__,
-        **{name: number for name in ("cuda", "hip") if (number := getattr(torch.version, name))},
-        "onnxruntime": onnxruntime.__version__,
-        "date": time.strftime("%Y-%m-%d"),
-    }
-
-
 HEADER = (
     f"{'component':12} {'batch':>5} {'size':10} {'engine':36} {'median ms':>10} {'min':>8} {'p90':>8} "
-    f"{'error':>9} {'max/std':>9} {'rerun':>9}"
+    f"{'error':>9} {'max/std':>9} {'memory MiB':>10}  sdort's time over it"
 )
 
 
 def line(row: dict[str, Any]) -> str:
     """A row of the table; one without times says why."""
     what = f"{row['component']:12} {row['batch']:5} {row['size']:10} {row['engine']:36}"
-    if "median_ms" not in row:
+    if not row["ok"]:
         return f"{what} {' '.join(row['error'].split())}"
     return (
         f"{what} {row['median_ms']:10.3f} {row['min_ms']:8.3f} {row['p90_ms']:8.3f} "
-        f"{row['error']:9.1e} {row['worst']:9.1e} {row['rerun']:9.1e}{'' if row['ok'] else '  WRONG'}"
+        f"{row['error']:9.1e} {row['worst']:9.1e} {row['memory_mib']:10,.0f}  {row['beside']}".rstrip()
     )
 
 

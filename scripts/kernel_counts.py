@@ -15,7 +15,6 @@ It is a model, not a measurement: custom_ops/COUNTS.md says what it leaves out.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import sys
 from collections import Counter as Bag
@@ -24,6 +23,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
+
+from measuring import Arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -384,7 +385,7 @@ HEADING = "<!-- written by scripts/kernel_counts.py -->\n"
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     names = [gpu.architecture for gpu in GPUS]
     parser.add_argument("--gpu", action="append", choices=names, help="only this one (repeatable)")
     parser.add_argument("--kernel", default="", metavar="SUBSTRING", help="only operators and shapes that contain it")

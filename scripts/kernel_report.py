@@ -14,7 +14,6 @@ other compiler than the one at hand.
 
 from __future__ import annotations
 
-import argparse
 import re
 import shutil
 import struct
@@ -24,6 +23,8 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from measuring import Arguments
 
 AMD, NVIDIA = 224, 190
 """ELF machines."""
@@ -83,7 +84,7 @@ def unit_of(architecture: str) -> Unit:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("source", type=Path, metavar="LIBRARY_OR_FOLDER")
     parser.add_argument("--kernel", default="", metavar="SUBSTRING", help="only kernels whose names contain it")
     parser.add_argument(

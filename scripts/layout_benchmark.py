@@ -23,11 +23,16 @@ from typing import Any
 
 import onnx
 import torch
-from gpu_benchmark import OrtRunner, environment, measure, why
-from measuring import Arguments
+from gpu_benchmark import OrtRunner, why
+from measuring import Arguments, environment, in_turns
 from torch import nn
 
+from sdort.benchmark.timing import statistics
+
 NO_REGIONS = ("nhwc",)
+WARMUP, REPEAT = 5, 30
+MOST = 2e-2
+"""Of a difference from torch in fp32, norm over norm."""
 
 
 def conv(inputs: int, outputs: int, size: int = 3, stride: int = 1, **more: Any) -> nn.Module:
@@ -158,10 +163,11 @@ def main() -> int:
     args = arguments()
     args.work.mkdir(parents=True, exist_ok=True)
     args.device = "cpu" if args.provider == "cpu" else "cuda"
-    print(json.dumps(environment(args.device)), flush=True)
+    where = environment(args.provider)
+    print(json.dumps(where), flush=True)
     rows = [row for name in args.nets.split(",") for row in benchmark(name, args)]
     if args.json:
-        args.json.write_text(json.dumps({"environment": environment(args.device), "rows": rows}, indent=2))
+        args.json.write_text(json.dumps({"environment": where, "rows": rows}, indent=2))
     return 0 if all(row["ok"] for row in rows) else 1
 
 
@@ -189,12 +195,25 @@ def benchmark(name: str, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         try:
             model = optimized(exported, args, disable)
             row |= counts(model)
-            runner = OrtRunner(model, args, {"x": x.to(args.device)}, reference.shape, graph=args.provider != "cpu")
-            row |= measure(runner, reference, args.device)
+            runner = OrtRunner(model, args.provider, {"x": x}, reference.shape, graph=args.provider != "cpu")
+            row |= measure(runner, reference.cpu())
         except Exception as error:  # one failure leaves the others their numbers
             row |= {"ok": False, "error": why(error)}
         print(line(row), flush=True)
         yield row
+
+
+def measure(run: OrtRunner, reference: torch.Tensor) -> dict[str, Any]:
+    """Times in milliseconds, and how far the output is from the reference and from itself once it ran again."""
+    run()
+    (output,) = map(torch.from_numpy, run.result().values())
+    error = float((output - reference).norm() / reference.norm())
+    times = statistics([1e3 * each for each in in_turns({"run": run}, REPEAT, warmup=WARMUP)["run"]])
+    (again,) = map(torch.from_numpy, run.result().values())
+    return {
+        "median_ms": times.median, "min_ms": times.minimum, "p90_ms": times.p90, "error": error,
+        "rerun": float((again - output).norm() / reference.norm()), "ok": error < MOST,
+    }  # fmt: skip
 
 
 def export(net: nn.Module, x: torch.Tensor, folder: Path) -> Path:

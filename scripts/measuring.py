@@ -1,4 +1,4 @@
-"""The arguments and the clock that measuring scripts share; no program of its own."""
+"""The arguments and the clock that scripts share; no program of its own."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ import argparse
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from sdort.demo.shapes import SHAPES
-from sdort.providers import AUTO, PROVIDER_NAMES
+from sdort.providers import AUTO, PROVIDER_NAMES, find_provider
+from sdort.runtime.environment import device_name, versions
+
+Row = TypeVar("Row")
 
 _ARGUMENTS: Mapping[str, Mapping[str, Any]] = {
     "pipeline": {"type": Path, "help": "an exported or optimized pipeline"},
@@ -37,7 +40,7 @@ _STEADY = 16
 class Arguments(argparse.ArgumentParser):
     """The arguments of a script: those of the table that it names, with defaults of its own, and more."""
 
-    def __init__(self, description: str | None, names: str, providers: str = "", **defaults: Any) -> None:
+    def __init__(self, description: str | None, names: str = "", providers: str = "", **defaults: Any) -> None:
         """
         Args:
             description: the script's docstring.
@@ -52,6 +55,11 @@ class Arguments(argparse.ArgumentParser):
                 argument |= {"choices": providers.split(), "default": providers.split()[0]}
             self.add_argument(name, **argument)
         self.set_defaults(**defaults)
+
+
+def environment(provider: str) -> dict[str, str]:
+    """The device that a provider computes on, versions, and the date."""
+    return {"device": device_name(find_provider(provider)), **versions(), "date": time.strftime("%Y-%m-%d")}
 
 
 def timed(call: Callable[[], Any]) -> tuple[Any, float]:
@@ -74,14 +82,14 @@ def steady_rate(times: Sequence[float], edge: int) -> float | None:
 
 
 def in_turns(
-    calls: Mapping[str, Callable[[], Any]], rounds: int, *, warmup: int = 0, wait: Callable[[], object] = lambda: None
-) -> dict[str, list[float]]:
+    calls: Mapping[Row, Callable[[], Any]], rounds: int, *, warmup: int = 0, wait: Callable[[], object] = lambda: None
+) -> dict[Row, list[float]]:
     """Seconds of each call, one after the other in each round, so that a slow moment is every row's.
 
     Args:
         wait: returns when the device has nothing more to do; it counts for what was called before.
     """
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
+    seconds: dict[Row, list[float]] = {name: [] for name in calls}
     for number in range(warmup + rounds):
         for name, call in calls.items():
             wait()

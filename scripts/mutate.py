@@ -7,7 +7,6 @@ cosmic-ray finds the places and plants the faults, in a copy of the tree; it liv
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -19,6 +18,8 @@ import sys
 import tempfile
 import venv
 from pathlib import Path
+
+from measuring import Arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 TOOL = ROOT / ".mutation-venv"
@@ -46,7 +47,7 @@ EXCLUDED = [
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("modules", nargs="+", help="files of sdort/ or fusions/, as seen from the checkout")
     parser.add_argument("--tests", nargs="+", required=True, help="what pytest runs: files, or tests in them")
     parser.add_argument("--sample", type=int, default=0, help="try so many of the faults only, chosen at random")

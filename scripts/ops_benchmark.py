@@ -25,7 +25,6 @@ import os
 import statistics
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -34,6 +33,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import onnxruntime as ort
+from measuring import Arguments, in_turns
 from onnx import helper
 
 from sdort.operator_library.pointer_kernels import Attention, AttentionTensor, Kernels, Place, Problem
@@ -405,7 +405,7 @@ def unfused_microseconds(sizes: tuple[int, int, int, int], provider: str) -> flo
     for count in (1, 3):
         inputs = {f"{k}_{i}": value for i in range(count) for k, value in one.items()}
         runner = Runner(build_unfused(sizes, count), inputs, provider, None, True)
-        medians.append(statistics.median([runner.seconds() for _ in range(WARM_UP + REPEAT)][WARM_UP:]))
+        medians.append(statistics.median(in_turns({"run": runner}, REPEAT, warmup=WARM_UP)["run"]))
     return (medians[1] - medians[0]) / 2 * 1e6
 
 
@@ -416,7 +416,7 @@ def onnx_tensor(name: str, value: Array) -> Any:
 
 
 class Runner:
-    """A session with its inputs on the device; ``seconds()`` is one run's time."""
+    """A session with its inputs on the device; a call is one run."""
 
     def __init__(
         self, model: bytes, feeds: Mapping[str, Array], provider: str, library: Path | None, graph: bool
@@ -447,10 +447,8 @@ class Runner:
         for k, v in self.results.items():
             self.binding.bind_ortvalue_output(k, v)
 
-    def seconds(self) -> float:
-        start = time.perf_counter()
+    def __call__(self) -> None:
         self.session.run_with_iobinding(self.binding)
-        return time.perf_counter() - start
 
     def output(self, name: str) -> Array:
         value: Array = self.results[name].numpy()
@@ -478,12 +476,9 @@ def measure(case: Case, provider: str, library: Path, variant: str | None = None
         for side, path in (("ort", None), ("sdort", library))
         for count in (few, many)
     }
-    times: dict[tuple[str, int], list[float]] = {key: [] for key in runners}
-    for _ in range(WARM_UP + REPEAT):
-        for key, runner in runners.items():
-            times[key].append(runner.seconds())
+    times = in_turns(runners, REPEAT, warmup=WARM_UP)
     for side in ("ort", "sdort"):
-        short, long = (statistics.median(times[side, count][WARM_UP:]) for count in (few, many))
+        short, long = (statistics.median(times[side, count]) for count in (few, many))
         row[f"{side}_us"] = (long - short) / more * 1e6
         output = runners[side, many].output(f"Y_{many - 1}").astype(np.float64)
         row[f"{side}_error"] = float(np.abs(output[:, case.rows] - exact).max() / exact.std())
@@ -573,15 +568,13 @@ def copy_bandwidth(provider: str) -> float:
     size = 2**29
     blocks = [ort.OrtValue.ortvalue_from_shape_and_type([size], np.uint8, "cuda", 0) for _ in range(2)]
     target, source = (ctypes.c_uint64(block.data_ptr()) for block in blocks)
-    times = []
-    for _ in range(12):
-        synchronize()
-        start = time.perf_counter()
+
+    def ten() -> None:
         for _ in range(10):
             copy(target, source, ctypes.c_size_t(size))
-        synchronize()
-        times.append((time.perf_counter() - start) / 10)
-    return 2 * size / statistics.median(times[2:]) / 1e9
+
+    seconds = in_turns({"copies": ten}, 10, warmup=2, wait=synchronize)["copies"]
+    return 2 * size / (statistics.median(seconds) / 10) / 1e9
 
 
 def geomean(values: Sequence[float]) -> float:
@@ -619,15 +612,13 @@ def markdown(rows: Sequence[dict[str, Any]], copy: float | None, missing: Sequen
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = Arguments(__doc__, "--provider --json", providers="cuda rocm cpu")
     parser.add_argument("--library", type=Path, required=True, help="libsdort_ops.so (sdort ops build)")
-    parser.add_argument("--provider", choices=["cuda", "rocm", "cpu"], default="cuda")
     parser.add_argument("--operator", action="append", help="only this one; may be repeated")
     parser.add_argument("--shape", action="append", help='only this one, as "2x4096x77 8x40"; may be repeated')
     parser.add_argument("--tuning", type=Path, help="tuning table to keep (default: a temporary one)")
     parser.add_argument("--variants", action="store_true", help="attention's kernels one by one, on cuda or rocm")
     parser.add_argument("--timeout", type=float, default=300, help="seconds of one measurement (default %(default)s)")
-    parser.add_argument("--json", type=Path)
     parser.add_argument("--markdown", type=Path)
     args = parser.parse_args()
     if unknown := set(args.shape or ()) - {case.label for case in CASES}:

@@ -9,9 +9,10 @@ seconds.
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
+
+from measuring import Arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -30,7 +31,7 @@ WIDTH, HEIGHT = 1200, 700
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs" / "images")
     target: Path = parser.parse_args().folder.resolve()
     with (

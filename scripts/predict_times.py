@@ -17,7 +17,6 @@ H200, which is favourable to them. --update writes the tables into that file in 
 
 from __future__ import annotations
 
-import argparse
 import math
 import re
 import statistics
@@ -28,6 +27,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from measuring import Arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -303,7 +304,7 @@ def prediction_table(devices: list[Device], runs: Mapping[str, Totals]) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     names = [device.architecture for device in AMD]
     parser.add_argument("--run", action="append", choices=list(RUNS), help="only this one (repeatable)")
     parser.add_argument("--gpu", action="append", choices=names, help="only this one (repeatable)")

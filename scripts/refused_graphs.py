@@ -11,7 +11,6 @@ ONNX Runtime says of the input, and what of the output.
 
 from __future__ import annotations
 
-import argparse
 import collections
 import json
 import os
@@ -20,6 +19,8 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+
+from measuring import Arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -38,7 +39,7 @@ ENDED, OPENS = "ended the process", "opens"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("models", nargs="*", type=Path, metavar="MODEL.onnx", help="one file each, without .data")
     parser.add_argument("--count", type=int, default=200, help="of graphs (200)")
     parser.add_argument("--seed", type=int, default=1, help="of the random numbers (1)")

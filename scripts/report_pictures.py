@@ -9,12 +9,13 @@ shows the page, at 1200 pixels in the light and at 420 in the dark. Takes minute
 
 from __future__ import annotations
 
-import argparse
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from typing import Literal
+
+from measuring import Arguments
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
@@ -30,7 +31,7 @@ COMMANDS = (
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs" / "images")
     target: Path = parser.parse_args().folder.resolve()
     with tempfile.TemporaryDirectory() as name:

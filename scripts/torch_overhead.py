@@ -11,16 +11,15 @@ many in a row: what the host does for them.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import statistics
 import sys
-import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
 import torch
+from measuring import Arguments, timed
 
 from sdort.errors import SdortError
 from sdort.families.denoiser_arguments import timestep_shape
@@ -113,49 +112,40 @@ def host_times(unet: GraphUNet, calls: Mapping[str, Callable[[], object]], repea
     try:
         for name in ("graph", "tensors", "module"):
             for _ in range(5):
-                started = time.perf_counter()
-                for _ in range(repeat):
-                    calls[name]()
-                found.setdefault(f"{name} host", []).append((time.perf_counter() - started) / repeat * 1e6)
+                seconds = timed(lambda call=calls[name]: [call() for _ in range(repeat)])[1]  # type: ignore[misc]
+                found.setdefault(f"{name} host", []).append(seconds / repeat * 1e6)
     finally:
         session.ort = ort
     return found
 
 
-def timed(calls: Mapping[str, Callable[[], object]], repeat: int, gpu: bool) -> dict[str, list[float]]:
+def turns_of(calls: Mapping[str, Callable[[], object]], repeat: int, gpu: bool) -> dict[str, list[float]]:
     """The times of each in microseconds, measured in turns, so that a slow moment is all rows'."""
     found: dict[str, list[float]] = {}
+    wait = torch.cuda.synchronize if gpu else lambda: None
     for number in range(repeat + 3):
         for name, call in calls.items():
-            if gpu:
-                torch.cuda.synchronize()
-            started = time.perf_counter()
-            call()
-            returned = time.perf_counter() - started
-            if gpu:
-                torch.cuda.synchronize()
+            wait()
+            returned, whole = timed(lambda call=call: (timed(call)[1], wait())[0])  # type: ignore[misc]
             if number >= 3:
-                found.setdefault(name, []).append((time.perf_counter() - started) * 1e6)
+                found.setdefault(name, []).append(whole * 1e6)
                 if gpu:
                     found.setdefault(f"{name} returns", []).append(returned * 1e6)
     return found
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("folder", help="an exported or optimized pipeline")
-    parser.add_argument("--provider", default="auto")
+    parser = Arguments(__doc__, "pipeline --provider --repeat", repeat=200)
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--side", type=int, default=64, help="latents along a side")
-    parser.add_argument("--repeat", type=int, default=200)
     options = parser.parse_args()
     try:
         for graph in (False, True):
-            unet = load_unet(options.folder, provider=options.provider, graph=graph)
+            unet = load_unet(options.pipeline, provider=options.provider, graph=graph)
             gpu = unet.device.type != "cpu"
             with torch.no_grad():
                 calls = calls_of(unet, feeds_of(unet, options.batch, options.side))
-                times = timed(calls, options.repeat, gpu) | host_times(unet, calls, options.repeat)
+                times = turns_of(calls, options.repeat, gpu) | host_times(unet, calls, options.repeat)
             where = f"{unet.session.session.provider.name}, tensors on {unet.device}, batch {options.batch}"
             print(f"{where}, {'graph of the device' if graph else 'no graph of the device'}")
             print(f"  {'':18}{'median':>12}{'above graph':>14}{'minimum':>12}{'above graph':>14}")

@@ -9,7 +9,6 @@ themselves and name no font that has to be fetched. Only the times and sizes of 
 
 from __future__ import annotations
 
-import argparse
 import base64
 import fcntl
 import io
@@ -26,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from measuring import Arguments
 from PIL import Image
 from rich.console import Console
 from rich.terminal_theme import TerminalTheme
@@ -215,7 +215,7 @@ def place(path: Path, row: int, from_right: int) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("folder", type=Path, nargs="?", default=Path(__file__).parents[1] / "docs" / "images")
     target: Path = parser.parse_args().folder
     with tempfile.TemporaryDirectory() as name:

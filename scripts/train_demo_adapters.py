@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import transformers
 from demo_batches import Sampler
+from measuring import Arguments
 from safetensors.torch import save_file
 from tour_images import edges
 from train_demo_model import descend, diffusion_loss, optimizer, parameters
@@ -53,7 +54,7 @@ CONTROL: dict[str, Any] = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("what", choices=("lora", "control"))
     parser.add_argument("out", type=Path)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")

@@ -24,6 +24,7 @@ import transformers
 from demo_batches import Sampler
 from demo_score import report
 from demo_words import caption_words, learn_merges
+from measuring import Arguments
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import l1_loss, mse_loss
 
@@ -77,7 +78,7 @@ DECAY = 0.9995
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("out", type=Path)
     parser.add_argument("--work", type=Path, help="keep the state here, and go on from it")
     parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after so long; go on with --work")

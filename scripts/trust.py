@@ -11,7 +11,6 @@ benchmark is checked for its verdicts, not for its times. It ends with 1 if a ch
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -25,6 +24,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+from measuring import Arguments
 
 COMPONENTS = {"text_encoder", "unet", "vae_encoder", "vae_decoder"}
 REFERENCES = ("ONNX", "torch")
@@ -53,7 +53,7 @@ class Step:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Arguments(__doc__)
     parser.add_argument("--output", type=Path, required=True, help="models, reports, plots and logs")
     parser.add_argument("--without", action="append", default=[], choices=[step.name for step in STEPS],
                         help="leave out a step on which no other depends (repeatable)")  # fmt: skip

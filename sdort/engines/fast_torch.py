@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Set
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -50,7 +51,7 @@ class FastTorchEngine(TorchEngine):
     def _compile(self, call: Callable[..., Any]) -> Any:
         import torch
 
-        return torch.compile(call, mode=self._mode, dynamic=False)
+        return self.guard(partial(torch.compile, call, mode=self._mode, dynamic=False))
 
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
         sizes = (case.component, case.batch, case.height, case.width)

@@ -7,7 +7,6 @@ import warnings
 from functools import lru_cache
 from pathlib import Path
 
-import gpu_benchmark
 import numpy as np
 import onnx
 import torch
@@ -15,6 +14,7 @@ from support import exports, full_size, native
 from support.full_size import build_full
 from support.models import Built
 
+from sdort.demo import shapes
 from sdort.graph.model import Model
 from sdort.graph.weights import Absent
 from sdort.onnx_io.load import from_proto
@@ -31,9 +31,7 @@ def traced(name: str) -> tuple[Built, bytes]:
         folder.mkdir(exist_ok=True)
         (folder / "graph").write_bytes(_trace(build_full(name)))
 
-    sources = {
-        Path(file).name: Path(file).read_bytes() for file in (__file__, full_size.__file__, gpu_benchmark.__file__)
-    }
+    sources = {Path(file).name: Path(file).read_bytes() for file in (__file__, full_size.__file__, shapes.__file__)}
     kept = native.built({"name": f"{name} {exports.cache_key()}".encode(), **sources}, write)
     return build_full(name), (kept / "graph").read_bytes()
 
