@@ -230,6 +230,19 @@ def test_linear_layers(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert run("linears_benchmark", *words) == 1
 
 
+def test_a_step_in_fp8(made: Made, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fp8_step
+
+    words = (made.fast, "--work", tmp_path / "work", "--provider", "cpu", "--size", "64x64", "--repeat", 1)
+    assert run("fp8_step", *words, "--json", tmp_path / "step.json") == 0
+    report = json.loads((tmp_path / "step.json").read_text())
+    assert report["products"] > 20
+    assert 5e-3 < report["error"] < 1e-1  # three bits of a factor
+    recorded = fp8_step.recorded
+    monkeypatch.setattr(fp8_step, "recorded", lambda *given: [each / 8 for each in recorded(*given)])
+    assert run("fp8_step", *words) == 1  # all but small values are cut off
+
+
 def test_tasks(made: Made, run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("bench_tasks", made.exported, "--provider", "cpu", "--size", "64x64", "--steps", 2, "--rounds", 1) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()]
