@@ -166,7 +166,8 @@ def in_fp8(
 ) -> onnx.ModelProto:
     """The model, whose weights lie in ``folder``, with its products in FP8."""
     changed = copy_of(model)
-    graph, nodes, rounded = changed.graph, {}, {}
+    graph, nodes = changed.graph, {}
+    rounded: dict[str, str] = {}
     with (args.work / "fp8.data").open("wb") as file:
         for number, linear in enumerate(linears):
             nodes[linear.node.output[0]] = number
