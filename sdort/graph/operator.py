@@ -108,11 +108,13 @@ class Example:
         inputs: the dims of each input that is given.
         attributes: what the node sets.
         outputs: the outputs that are asked for; all where empty.
+        integers: the values of each input that is of int64, in lists.
     """
 
     inputs: Mapping[str, tuple[int, ...]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
+    integers: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -1,4 +1,4 @@
-"""Counts of the attentions, norms, Gelus and transposes that a graph has left, and why.
+"""Counts of the attentions, norms, Gelus, rotary embeddings and transposes that a graph has left, and why.
 
 They are read from the graph as it is written (:mod:`sdort.rewrite.decomposed`), not from what the rules report of
 themselves: a form that no rule knows is no miss of any rule, and stands here all the same.
@@ -18,7 +18,16 @@ from sdort.graph.operator import Category
 from sdort.operators import of_category
 from sdort.providers.target import Target
 from sdort.rewrite.apply import DISABLED, Outcome, explain_place
-from sdort.rewrite.decomposed import ATTENTION, GELU, GROUP_NORM, LAYER_NORM, OTHER_NORM, RMS_NORM, find_decomposed
+from sdort.rewrite.decomposed import (
+    ATTENTION,
+    GELU,
+    GROUP_NORM,
+    LAYER_NORM,
+    OTHER_NORM,
+    RMS_NORM,
+    ROTARY,
+    find_decomposed,
+)
 from sdort.rewrite.editor import Editor, producer
 from sdort.rewrite.fusion import load_fusions
 
@@ -31,6 +40,7 @@ _FUSED = {
     LAYER_NORM: frozenset({"LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization"}),
     RMS_NORM: frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization"}),
     OTHER_NORM: frozenset(),
+    ROTARY: frozenset({"RotaryEmbedding"}),
     GELU: frozenset(name for name in of_category(Category.ACTIVATION) if name.endswith("Gelu")) | {"Gelu"},
 }
 """Operators that stand for each kind."""
@@ -40,6 +50,7 @@ _ANCHORS = {
     LAYER_NORM: ("LayerNormalization", "ReduceMean"),
     RMS_NORM: ("RMSNormalization",),
     OTHER_NORM: (),
+    ROTARY: ("RotaryEmbedding",),
     GELU: ("Gelu", "Erf", "Tanh"),
 }
 """Operators that the rules for each kind begin with: they say why one was declined."""
@@ -47,6 +58,7 @@ _NEEDED = {
     GROUP_NORM: "GroupNorm",
     RMS_NORM: "SimplifiedLayerNormalization",
     GELU: "Gelu",
+    ROTARY: "RotaryEmbedding",
     ATTENTION: "MultiHeadAttention",
 }
 """The provider's operator without which none of a kind is fused."""

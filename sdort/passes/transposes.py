@@ -1,6 +1,7 @@
 """Transposes and views behind what does not mind them, where they meet their inverse.
 
-A norm over the last axis does not know in which order the others are, nor does a Concat along one of them. Heads that
+A norm over the last axis does not know in which order the others are, nor does a Concat along one of them; a rotary
+embedding takes heads as rows, too. Heads that
 are normalized one by one, and joined with those of another sequence, are so as rows of [batch, rows, heads, size], and
 the exporter's Transposes cancel against those of the attention (:mod:`sdort.passes.attention_form`).
 """
@@ -28,6 +29,24 @@ def _behind_norm(editor: Editor, node: gs.Node) -> bool:
         return False
     normal = editor.op(node.op, [turn.inputs[0], *node.inputs[1:]], dict(node.attrs))
     _end(editor, node, "Transpose", [normal], {"perm": perm})
+    return True
+
+
+def _behind_rotary(editor: Editor, node: gs.Node) -> bool:
+    """A rotary embedding of heads that a Transpose has put first -> one of rows, and the Transpose behind it."""
+    if node.op != "RotaryEmbedding" or node.domain:
+        return False
+    turn = _own(editor, node.inputs[0], "Transpose")
+    shape = editor.shape(node.inputs[0])
+    if turn is None or shape is None or len(shape) != 4 or _perm(turn) != [0, 2, 1, 3]:
+        return False
+    heads, size = shape[1], shape[3]
+    if not isinstance(heads, int) or not isinstance(size, int):
+        return False
+    rows = editor.op("Reshape", [turn.inputs[0], editor.ints([0, 0, heads * size], "shape")])
+    rotated = editor.op("RotaryEmbedding", [rows, *node.inputs[1:]], {**node.attrs, "num_heads": heads})
+    by_head = editor.op("Reshape", [rotated, editor.ints([0, 0, heads, size], "shape")])
+    _end(editor, node, "Transpose", [by_head], {"perm": [0, 2, 1, 3]})
     return True
 
 
@@ -87,4 +106,4 @@ def _end(editor: Editor, node: gs.Node, op: str, inputs: list[gs.Tensor], attrs:
     editor.node(op, inputs, attrs, outputs=[output])
 
 
-RULES: tuple[RewriteRule, ...] = (_behind_norm, _behind_concat, _views_behind_concat)
+RULES: tuple[RewriteRule, ...] = (_behind_norm, _behind_rotary, _behind_concat, _views_behind_concat)

@@ -53,7 +53,7 @@ class Target:
     channels_last: bool
     kernels: Mapping[str, Condition] = field(default_factory=dict)
     left_out: frozenset[str] = field(default_factory=frozenset)
-    missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu"})
+    missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu", "RotaryEmbedding"})
     only: frozenset[str] = field(default_factory=frozenset)
     forms: Mapping[str, Condition] = field(default_factory=dict)
     explicit_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""Attentions, norms and Gelus that a graph has in parts, recognized by what they compute, whatever any rule says.
+"""Attentions, norms, Gelus and rotary embeddings that a graph has in parts, by what they compute, whatever rules say.
 
 Fusions know spellings; here one fact decides: a softmax between two products of computed tensors, the root of a mean
 square that something is divided by, an error function or a hyperbolic tangent plus one. So what no fusion takes is
@@ -12,8 +12,9 @@ from collections.abc import Iterator
 import onnx_graphsurgeon as gs
 
 from sdort.rewrite.editor import Editor, producer, scalar
+from sdort.rewrite.match import same_tensor
 
-ATTENTION, GELU = "attention", "Gelu"
+ATTENTION, GELU, ROTARY = "attention", "Gelu", "rotary embedding"
 LAYER_NORM, GROUP_NORM, RMS_NORM, OTHER_NORM = "layer norm", "group norm", "RMS norm", "norm over inner axes"
 
 _STEPS = 16
@@ -40,7 +41,70 @@ def _kind(editor: Editor, node: gs.Node) -> str | None:
         return _norm(editor, node)
     if node.op == "InstanceNormalization":
         return GROUP_NORM if is_grouped(node) else None
+    if node.op == "Add":
+        return ROTARY if is_rotary(editor, node) else None
     return GELU if node.op in ("Erf", "Tanh") and _is_gelu(editor, node) else None
+
+
+def is_rotary(editor: Editor, node: gs.Node) -> bool:
+    """Whether a sum is x cos + turned(x) sin, of the elements of pairs that a rotary embedding turns, or of each."""
+    products = [producer(_uncast(tensor), "Mul") for tensor in node.inputs]
+    if any(each is None for each in products):
+        return False
+    left, right = (list(each.inputs) for each in products if each is not None)
+    turned = any(_is_turned(editor, b, _uncast(a)) or _is_turned(editor, a, _uncast(b)) for a in left for b in right)
+    return turned or any(_is_real_part(reader, left, right) for t in left for reader in t.outputs)
+
+
+def _is_turned(editor: Editor, tensor: gs.Tensor, source: gs.Tensor) -> bool:
+    """Whether a tensor has the elements of another in pairs that have changed places, one of each negated."""
+    node = producer(_uncast(tensor))
+    if node is not None and node.op == "Gather" and not node.domain and _uncast(node.inputs[0]) is source:
+        shape, order = editor.shape(node.inputs[0]), editor.dims(node.inputs[1])
+        if shape is None or order is None or node.attrs.get("axis", 0) not in (-1, len(shape) - 1):
+            return False
+        return all(isinstance(place, int) and place != i and order[place] == i for i, place in enumerate(order))
+    while node is not None and node.op in _VIEWS:
+        node = producer(node.inputs[0])
+    if node is None or node.op != "Concat" or len(node.inputs) != 2:
+        return False
+    first, second = (_pieces(part) for part in node.inputs)
+    return first == (id(source), True) and second == (id(source), False)
+
+
+_VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Identity", "Cast"})
+
+
+def _pieces(tensor: gs.Tensor) -> tuple[int, bool]:
+    """The tensor that one is a piece of, by ``id``, and whether it is negated."""
+    negated, node = False, producer(tensor)
+    while node is not None and node.op in _VIEWS | {"Neg", "Split", "Slice", "Gather"}:
+        negated ^= node.op == "Neg"
+        tensor = node.inputs[0]
+        node = producer(tensor)
+    return id(tensor), negated
+
+
+def _number(known: list[gs.Tensor], tensor: gs.Tensor) -> int:
+    """The place of a tensor among those that are known; a new one is added."""
+    place = next((index for index, other in enumerate(known) if same_tensor(other, tensor)), len(known))
+    known += [tensor] * (place == len(known))
+    return place
+
+
+def _is_real_part(node: gs.Node, left: list[gs.Tensor], right: list[gs.Tensor]) -> bool:
+    """Whether a node makes its products of the same four tensors, with the factors exchanged, and subtracts."""
+    difference = [reader for t in node.outputs for reader in t.outputs] if node.op == "Mul" and not node.domain else []
+    for sub in (reader for reader in difference if reader.op == "Sub" and not reader.domain):
+        products = [producer(tensor, "Mul") for tensor in sub.inputs]
+        if any(each is None for each in products):
+            continue
+        known: list[gs.Tensor] = []
+        factors = (left, right, *(list(each.inputs) for each in products if each is not None))
+        a, b, c, d = ({_number(known, tensor) for tensor in each} for each in factors)
+        if len(known) == 4 and all(len(x & y) == 1 for x in (a, b) for y in (c, d)):
+            return True
+    return False
 
 
 def is_attention(editor: Editor, softmax: gs.Node) -> bool:

@@ -86,6 +86,16 @@ def shape(name: str, dims: list[int] | None) -> Change:
     return change
 
 
+def angles(*dims: int) -> Change:
+    """Tables of another shape."""
+    return both(shape("cos", [*dims]), shape("sin", [*dims]))
+
+
+OPEN_VIEWS = both(
+    constant("apart", [0, 0, 0, 4, 2]), constant("inner", [0, 0, 0, 4]), constant("outer", [0, 0, 0, 4, 1]),
+    constant("back", [0, 0, 0, 8]),
+)  # fmt: skip
+"""Views of heads that hand on the sizes before the last."""
 REFUSED: list[tuple[str, int, Change, str]] = [
     (
         "channels_last_sequence",
@@ -198,6 +208,48 @@ REFUSED: list[tuple[str, int, Change, str]] = [
             (2, attribute("nearest_mode", "round_prefer_floor")),
             (3, both(attribute("nearest_mode", "round_prefer_floor"), constant("sizes", [2, 5, 9, 4]))),
         )
+    ),
+    ("rotary_pairs", 0, both(open_axis("x", 2), OPEN_VIEWS), "the heads are not fixed, or not of pairs"),
+    ("rotary_pairs", 1, both(open_axis("x", 1), OPEN_VIEWS), "the heads are not fixed, or not of pairs"),
+    *(
+        (name, index, constant("cos", np.arange(80).reshape(2, 5, 1, 8) if index == 0 else table), reason)
+        for name in ("rotary_pairs", "rotary_halves")
+        for index, table in ((0, None), (1, np.arange(80).reshape(2, 1, 5, 8)))
+        for reason in ("the two elements of a pair may have angles of their own",)
+    ),
+    *(("rotary_unbound", index, open_axis("x", axis), "the heads are not fixed") for index, axis in ((1, 2), (3, 1))),
+    ("rotary_unbound", 1, angles(2, 5, 1, 1), "the tables are not of one angle for each pair"),
+    *(
+        ("restore_rotary_embedding", index, change, reason)
+        for index, change, reason in (
+            (0, attribute("scale", 0.5), "rotary embeddings of packed batches, or of a scale, are not known"),
+            (
+                2,
+                attribute("is_packed_batching", 1),
+                "rotary embeddings of packed batches, or of a scale, are not known",
+            ),
+            (0, attribute("rotary_embedding_dim", 4), "heads are not turned as a whole"),
+            (1, attribute("num_heads", 1), "not the heads are turned that there are"),
+            (2, shape("x", [2, 3, 5, 10]), "the tables are not of a head's size"),
+            (3, angles(7, 4), "the tables have more rows than the input"),
+        )
+    ),
+    *(
+        (name, index, change, reason)
+        for name in ("rotary_embedding", "rotary_embedding_to_standard")
+        for index, change, reason in (
+            (0, attribute("num_heads", 2), "not whole heads are turned"),
+            (0, attribute("num_heads", 0), "not whole heads are turned"),
+            (1 if name == "rotary_embedding" else 2, shape("x", [2, 3, 5, 10]), "not whole heads are turned"),
+            (0, angles(2, 4, 4), "the tables are not of as many rows"),
+            (0, angles(3, 5, 4), "the tables are not of as many rows"),
+        )
+    ),
+    (
+        "rotary_embedding",
+        0,
+        both(*(open_axis(name, 0) for name in ("x", "cos", "sin"))),
+        "images of an open number have angles of their own",
     ),
     *(
         ("wide_attention", 0, change, "its heads are not wider than 256 and of whole 32s")

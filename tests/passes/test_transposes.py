@@ -37,12 +37,24 @@ def test_values_of_two_sequences_need_no_heads_at_all() -> None:
     assert check_step(text, tidy.run, SIZES) == {"Concat": 1, "Neg": 1}
 
 
+@pytest.mark.parametrize("pairs", [0, 1])
+def test_rows_are_turned_before_they_are_heads(pairs: int) -> None:
+    turn = f"RotaryEmbedding <interleaved = {pairs}> (b, cos, sin)"
+    body = f"a = Reshape (x, apart)  b = {TURN} (a)  c = {turn}  d = {TURN} (c)  y = Reshape (d, flat)"
+    tables = "float[2, S, 2] cos, float[2, S, 2] sin"
+    text = f"g (float[2, S, 8] x, {tables}) => (float[2, S, 8] y) {HEADS} {{ {body} }}"
+    left = check_step(text, tidy.run, SIZES, rtol=1e-6)
+    assert {op: number for op, number in left.items() if op != "Identity"} == {"RotaryEmbedding": 1}
+
+
 STAY = {
     "a norm over another axis": f"b = {TURN} (x)  y = RMSNormalization <axis = -2> (b, w)",
     "a norm over an axis that moves": "b = Transpose <perm = [0, 1, 3, 2]> (x)  y = RMSNormalization (b, v)",
     "a norm with a weight of rows": f"b = {TURN} (x)  y = RMSNormalization (b, w)",
     "a Transpose that is read twice": f"b = {TURN} (x)  c = RMSNormalization (b, g)  y = Add (c, b)",
     "a norm whose mean is read": f"b = {TURN} (x)  c, m, i = LayerNormalization (b, g)  y = Mul (c, m)",
+    "a rotary embedding of another Transpose": "b = Transpose <perm = [0, 3, 1, 2]> (x)  "
+    "y = RotaryEmbedding (b, t, t)",
     "a Concat of another order": f"b = {TURN} (x)  c = Transpose <perm = [0, 2, 3, 1]> (z)  "
     "y = Concat <axis = 1> (b, c)",
     "a Concat of a Transpose": f"b = {TURN} (x)  c = Neg (z)  y = Concat <axis = 1> (b, c)",
@@ -55,7 +67,8 @@ STAY = {
 
 @pytest.mark.parametrize("body", STAY.values(), ids=STAY)
 def test_what_would_change_stays(body: str) -> None:
-    inputs = "float[2, 4, 4, 4] x, float[2, 4, 4, 4] z, float[2, 3, 8] u, float[2, 3, 8] u2, float[4, 4] w, float[4] v"
+    images, rows = "float[2, 4, 4, 4] x, float[2, 4, 4, 4] z", "float[2, 3, 8] u, float[2, 3, 8] u2"
+    inputs = f"{images}, {rows}, float[4, 4] w, float[4] v, float[2, 4, 2] t"
     values = HEADS.replace(">", ", int64[2] merged = {0, 24}>")
     text = f"g ({inputs}) => (float[] y) {values} {{ {body} }}"
     before = operators(edit(text))

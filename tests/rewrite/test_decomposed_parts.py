@@ -145,3 +145,39 @@ def test_a_mean_is_of_a_norm_where_the_root_is_near(steps: int, near: bool) -> N
     mean = next(node for node in editor.graph.nodes if node.op == "ReduceMean")
     # The product, the second mean and its root are three steps more.
     assert is_of_norm(editor, mean) is near
+
+
+ROTARIES = {
+    "halves": "a, b = Split <axis = -1, num_outputs = 2> (x)  n = Neg (b)  t = Concat <axis = -1> (n, a)"
+    "  s = Mul (x, two)  r = Mul (t, half)  y = Add (s, r)",
+    "halves of a precision": "a, b = Split <axis = -1, num_outputs = 2> (x)  n = Neg (b)  h = Concat <axis = -1> (n, a)"
+    "  t = Cast <to = 1> (h)  r = Mul (half, t)  s = Mul (two, x)  y = Add (r, s)",
+    "pairs": "e = Reshape (x, pairs)  a, b = Split <axis = -1, num_outputs = 2> (e)  n = Neg (b)"
+    "  u = Concat <axis = -1> (n, a)  t = Reshape (u, shape)  s = Mul (x, two)  r = Mul (t, half)  y = Add (s, r)",
+    "a Gather": "t = Gather <axis = -1> (x, order)  s = Mul (x, two)  r = Mul (t, half)  y = Add (s, r)",
+    "a complex product": "a, b = Split <axis = -1, num_outputs = 2> (x)  ac = Mul (a, two)  bs = Mul (b, half)"
+    "  u = Sub (ac, bs)  bc = Mul (two, b)  as = Mul (a, half)  z = Add (bc, as)  y = Concat <axis = -1> (u, z)",
+}
+NO_ROTARIES = {
+    "the halves exchanged": "a, b = Split <axis = -1, num_outputs = 2> (x)  t = Concat <axis = -1> (b, a)"
+    "  s = Mul (x, two)  r = Mul (t, half)  y = Add (s, r)",
+    "of another tensor": "a, b = Split <axis = -1, num_outputs = 2> (x)  n = Neg (b)  t = Concat <axis = -1> (n, a)"
+    "  e = Exp (x)  s = Mul (e, two)  r = Mul (t, half)  y = Add (s, r)",
+    "a Gather that keeps one": "t = Gather <axis = -1> (x, kept)  s = Mul (x, two)  r = Mul (t, half)  y = Add (s, r)",
+    "a Gather of rows": "t = Gather <axis = 0> (x, rows)  s = Mul (x, two)  r = Mul (t, half)  y = Add (s, r)",
+    "a sum of two products": "s = Mul (x, two)  r = Mul (x, half)  y = Add (s, r)",
+    "the real part alone": "a, b = Split <axis = -1, num_outputs = 2> (x)  ac = Mul (a, two)  bs = Mul (b, half)"
+    "  u = Sub (ac, bs)  bc = Mul (b, three)  as = Mul (a, half)  z = Add (bc, as)  y = Concat <axis = -1> (u, z)",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "wanted"),
+    [*((body, ["rotary embedding"]) for body in ROTARIES.values()), *((body, []) for body in NO_ROTARIES.values())],
+    ids=[*ROTARIES, *NO_ROTARIES],
+)
+def test_rotary_embeddings(body: str, wanted: list[str]) -> None:
+    more = ", int64[4] pairs = {2, 3, 3, 2}, int64[6] order = {1, 0, 3, 2, 5, 4}, int64[2] rows = {1, 0}, "
+    constants = CONSTANTS.replace(">", f"{more}int64[6] kept = {{1, 0, 2, 3, 5, 4}}>")
+    editor = edit(f"g ({INPUTS}) => (float[] y) {constants} {{ {body} }}")
+    assert [kind for kind, _ in find_decomposed(editor)] == wanted

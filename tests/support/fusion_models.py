@@ -12,6 +12,7 @@ from sdort.graph.domains import file_domain
 from sdort.rewrite.fusion import Fusion, load_fusions
 from sdort.rewrite.pattern import OPSET, Capture, Pattern, TensorType
 
+TWICE = ("pairs", "halves")
 DTYPES = {"f": np.float32, "i": np.int64, "b": np.bool_}
 
 
@@ -76,6 +77,10 @@ def _given(sizes: dict[str, Any], name: str, kind: TensorType) -> np.ndarray[Any
     if sizes[name] in ("causal", "future"):
         open_ = np.tril(np.ones((sizes["S"], sizes["S"]), np.bool_))[None, None] == (sizes[name] == "causal")
         return open_ if kind.kind == "b" else np.where(open_, 0.0, -np.inf).astype(np.float32)
+    if sizes[name] in TWICE:  # a table of angles, each of which stands there twice
+        width = _dims(sizes, name, kind)
+        once = np.random.default_rng([*name.encode()]).standard_normal((*width[:-1], width[-1] // 2)).astype(np.float32)
+        return np.repeat(once, 2, axis=-1) if sizes[name] == "pairs" else np.concatenate((once, once), axis=-1)
     return np.array(sizes[name], DTYPES[kind.kind])
 
 
