@@ -13,6 +13,7 @@ not come in words.
 
 from __future__ import annotations
 
+import argparse
 import json
 import shutil
 import socket
@@ -24,6 +25,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +34,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 import numpy as np
 import torch
 from diffusers import AutoencoderKL, ControlNetModel, UNet2DConditionModel
+from measuring import Arguments, refuse_unknown, timed
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from support.ldm_files import State, ldm_control, ldm_unet, ldm_vae, old_clip_names, open_clip, with_prefix
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
+from sdort.demo import shapes
 from sdort.integrations.comfyui.node_folder import write_comfyui_nodes
 
 LEAST = 80.0
@@ -51,41 +55,26 @@ LONG = ", ".join(["blurry", "ugly", "deformed", "text", "watermark"] * 20)
 """More than 77 tokens: ComfyUI encodes it in two parts."""
 
 CROSS, PLAIN, UP, PLAIN_UP = "CrossAttnDownBlock2D", "DownBlock2D", "CrossAttnUpBlock2D", "UpBlock2D"
-_XL = {"use_linear_projection": True, "addition_embed_type": "text_time", "addition_time_embed_dim": 256}
 UNETS: dict[str, dict[str, Any]] = {
     "sd1": {
-        "block_out_channels": (320, 320), "layers_per_block": 1, "cross_attention_dim": 768,
-        "down_block_types": (CROSS, PLAIN), "up_block_types": (PLAIN_UP, UP), "attention_head_dim": 8,
+        **shapes.SD1_UNET, "block_out_channels": (320, 320), "layers_per_block": 1,
+        "down_block_types": (CROSS, PLAIN), "up_block_types": (PLAIN_UP, UP),
     },
     "sd2": {
-        "block_out_channels": (320,) * 4, "layers_per_block": 2, "cross_attention_dim": 1024,
+        **shapes.SD2_UNET, "block_out_channels": (320,) * 4, "attention_head_dim": 5,
         "down_block_types": (CROSS, PLAIN, PLAIN, PLAIN), "up_block_types": (PLAIN_UP, PLAIN_UP, PLAIN_UP, UP),
-        "attention_head_dim": 5, "use_linear_projection": True,
     },
     "sdxl": {
-        **_XL, "block_out_channels": (320,) * 3, "layers_per_block": 2, "cross_attention_dim": 2048,
-        "down_block_types": (PLAIN, CROSS, CROSS), "up_block_types": (UP, UP, PLAIN_UP), "attention_head_dim": 5,
-        "transformer_layers_per_block": (1, 1, 2), "projection_class_embeddings_input_dim": 1280 + 6 * 256,
+        **shapes.SDXL_UNET, "block_out_channels": (320,) * 3, "attention_head_dim": 5,
+        "transformer_layers_per_block": (1, 1, 2),
     },
-    "refiner": {
-        **_XL, "block_out_channels": (384,) * 4, "layers_per_block": 2, "cross_attention_dim": 1280,
-        "down_block_types": (PLAIN, CROSS, CROSS, PLAIN), "up_block_types": (PLAIN_UP, UP, UP, PLAIN_UP),
-        "attention_head_dim": 6, "transformer_layers_per_block": 4,
-        "projection_class_embeddings_input_dim": 1280 + 5 * 256,
-    },
+    "refiner": {**shapes.REFINER_UNET, "block_out_channels": (384,) * 4, "attention_head_dim": 6},
 }  # fmt: skip
 """The SDXL is of Segmind Vega's depths, the shallowest that ComfyUI takes for one."""
-VAE: dict[str, Any] = {
-    "block_out_channels": (128, 256, 512, 512), "layers_per_block": 2,
-    "down_block_types": ("DownEncoderBlock2D",) * 4, "up_block_types": ("UpDecoderBlock2D",) * 4,
-}  # fmt: skip
 _TOKENS = {"vocab_size": 49408, "bos_token_id": 0, "eos_token_id": 2}
-CLIP_L = CLIPTextConfig(**_TOKENS, hidden_size=768, intermediate_size=3072, num_attention_heads=12,
-                        num_hidden_layers=12, projection_dim=768)  # fmt: skip
-CLIP_H = CLIPTextConfig(**_TOKENS, hidden_size=1024, intermediate_size=4096, num_attention_heads=16,
-                        num_hidden_layers=24, hidden_act="gelu", projection_dim=1024)  # fmt: skip
-CLIP_G = CLIPTextConfig(**_TOKENS, hidden_size=1280, intermediate_size=5120, num_attention_heads=20,
-                        num_hidden_layers=32, hidden_act="gelu", projection_dim=1280)  # fmt: skip
+CLIP_L = CLIPTextConfig(**_TOKENS, **shapes.CLIP_L, projection_dim=768)
+CLIP_H = CLIPTextConfig(**{**_TOKENS, **shapes.OPENCLIP_H, "num_hidden_layers": 24}, projection_dim=1024)
+CLIP_G = CLIPTextConfig(**_TOKENS, **shapes.OPENCLIP_G)
 
 IN_FP32 = {"provider": "cpu", "precision": "fp32"}
 """Options of sdort's nodes."""
@@ -105,20 +94,31 @@ class Case:
     """Changes the family's plain workflow."""
 
 
-def main(checkout: Path, work: Path, names: list[str]) -> int:
-    home = copied(checkout, work)
-    chosen = {name: CASES[name] for name in names or CASES}
+def main() -> int:
+    args = arguments()
+    home = copied(args.checkout, args.work)
+    chosen = {name: CASES[name] for name in args.cases or CASES}
     for family in dict.fromkeys(case.family for case in chosen.values()):
         write_checkpoint(home / "models" / "checkpoints" / f"{family}.safetensors", family)
     write_extras(home)
     failed = False
-    with server(home, work) as address:
+    with server(home, args.work) as address:
         for name, case in chosen.items():
             failed |= not compare(name, case, address, home)
-        if not names:
+        if not args.cases:
             for name, change, expected in ERRORS:
                 failed |= not refuses(name, change, expected, address, home)
     return int(failed)
+
+
+def arguments() -> argparse.Namespace:
+    parser = Arguments(__doc__)
+    parser.add_argument("checkout", type=Path, metavar="COMFYUI")
+    parser.add_argument("work", type=Path, metavar="WORK")
+    parser.add_argument("cases", nargs="*", metavar="CASE")
+    args = parser.parse_args()
+    refuse_unknown(",".join(args.cases or CASES), [*CASES], "CASE", parser)
+    return args
 
 
 def copied(checkout: Path, work: Path) -> Path:
@@ -141,12 +141,11 @@ def compare(name: str, case: Case, address: str, home: Path) -> bool:
     for own in (True, False):
         workflow = plain_workflow(case.family, own)
         case.change(workflow)
-        started = time.perf_counter()
-        error = run(workflow, address)
+        error, seconds = timed(partial(run, workflow, address))
         if error:
             print(f"{name:24} {'ComfyUI' if own else 'sdort'} failed: {error}", flush=True)
             return False
-        found.append((*results(home), time.perf_counter() - started))
+        found.append((*results(home), seconds))
     (latents, image, seconds), (ours, our_image, our_seconds) = found
     decibels = decibels_of(latents, ours)
     steps = int(np.abs(image.astype(int) - our_image.astype(int)).max())
@@ -419,7 +418,7 @@ def write_checkpoint(path: Path, family: str, config: Mapping[str, Any] | None =
         empty = UNet2DConditionModel(**config)
     unet = ldm_unet(_state(empty), empty.config.layers_per_block)
     state = with_prefix("model.diffusion_model.", unet)
-    state |= with_prefix("first_stage_model.", ldm_vae(_state(AutoencoderKL(**VAE))))
+    state |= with_prefix("first_stage_model.", ldm_vae(_state(AutoencoderKL(**shapes.VAE))))
     if family == "sd1":
         state |= with_prefix("cond_stage_model.transformer.", old_clip_names(_state(CLIPTextModel(CLIP_L))))
     if family == "sd2":
@@ -477,6 +476,4 @@ def _save(state: State, path: Path) -> None:
 
 
 if __name__ == "__main__":
-    if len(sys.argv) < 3:
-        raise SystemExit(__doc__)
-    raise SystemExit(main(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3:]))
+    raise SystemExit(main())

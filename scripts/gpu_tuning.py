@@ -16,11 +16,11 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from measuring import Arguments
+from measuring import Arguments, timed
 
 from sdort.errors import ProviderError
 from sdort.operator_library.library import OFF, resolve
@@ -33,6 +33,7 @@ class Steps:
         self.work: Path = args.work
         self.cache = self.work / "cache"
         self.passed = True
+        self.seconds = 0.0  # of the last command
         # By path: the cache that moves away is where a built library is looked for.
         library = resolve(args.custom_ops)
         self.library = OFF if library is None else str(library)
@@ -42,11 +43,14 @@ class Steps:
     def sdort(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "XDG_CACHE_HOME": str(self.cache)}
         command = [sys.executable, "-m", "sdort", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True)
+        run = partial(subprocess.run, command, env=environment, capture_output=True, text=True)
+        done: subprocess.CompletedProcess[str]
+        done, self.seconds = timed(run)
+        return done
 
-    def expect(self, what: str, good: bool, done: subprocess.CompletedProcess[str], started: float) -> None:
+    def expect(self, what: str, good: bool, done: subprocess.CompletedProcess[str]) -> None:
         self.passed &= good
-        print(f"{'ok    ' if good else 'FAILED'} {time.perf_counter() - started:5.1f} s  {what}", flush=True)
+        print(f"{'ok    ' if good else 'FAILED'} {self.seconds:5.1f} s  {what}", flush=True)
         if not good:
             print(f"exit code {done.returncode}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
 
@@ -85,15 +89,13 @@ def prepare(steps: Steps, args: argparse.Namespace) -> tuple[Path, Path]:
     """The pipeline in fp16, and another model: the same in fp32."""
     exported = args.exported or steps.work / "exported"
     fast, other = steps.work / "fp16", steps.work / "fp32"
-    started = time.perf_counter()
     if not exported.exists():
         done = steps.sdort("export", "demo", str(exported))
-        steps.expect("sdort export demo", done.returncode == 0, done, started)
+        steps.expect("sdort export demo", done.returncode == 0, done)
     for folder, precision in ((fast, ["--fp16"]), (other, [])):
-        started = time.perf_counter()
         if not folder.exists():
             done = steps.sdort("optimize", str(exported), str(folder), "--provider", args.provider, *precision)
-            steps.expect(f"sdort optimize {folder.name}", done.returncode == 0, done, started)
+            steps.expect(f"sdort optimize {folder.name}", done.returncode == 0, done)
     for left in (steps.cache, steps.work / "away", steps.work / "tuned.tar"):
         shutil.rmtree(left, ignore_errors=True)
         left.unlink(missing_ok=True)
@@ -101,12 +103,10 @@ def prepare(steps: Steps, args: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def warm_and_export(steps: Steps, fast: Path, size: str) -> None:
-    started = time.perf_counter()
     statuses, done = steps.statuses(fast, size)
-    steps.expect(f"warm in an empty cache tunes every component: {statuses}", {*statuses} == {"new"}, done, started)
-    started = time.perf_counter()
+    steps.expect(f"warm in an empty cache tunes every component: {statuses}", {*statuses} == {"new"}, done)
     done = steps.sdort("tuning", "export", str(steps.work / "tuned.tar"))
-    steps.expect("tuning export", done.returncode == 0, done, started)
+    steps.expect("tuning export", done.returncode == 0, done)
     kept = steps.files()
     tables = sum(content.count(b"\n") for name, content in kept.items() if name.endswith(".tsv"))
     print(f"       {len(kept)} files kept, {sum(map(len, kept.values()))} bytes, {tables} lines of kernel choices")
@@ -117,24 +117,20 @@ def import_again(steps: Steps, fast: Path, size: str) -> dict[str, bytes]:
     archive = str(steps.work / "tuned.tar")
     steps.cache.rename(steps.work / "away")
     if steps.library != OFF:
-        started = time.perf_counter()
         done = steps.sdort("tuning", "import", archive, "--custom-ops", OFF)
         refused = done.returncode == ProviderError.exit_code and "custom_ops is" in done.stderr and not steps.files()
-        steps.expect("tuning import is refused where the operators are others", refused, done, started)
-    started = time.perf_counter()
+        steps.expect("tuning import is refused where the operators are others", refused, done)
     done = steps.sdort("tuning", "import", archive, "--custom-ops", steps.library)
-    steps.expect("tuning import is accepted", done.returncode == 0, done, started)
+    steps.expect("tuning import is accepted", done.returncode == 0, done)
     carried = steps.files()
-    started = time.perf_counter()
     statuses, done = steps.statuses(fast, size)
-    steps.expect(f"warm finds nothing to do: {statuses}", {*statuses} == {"kept"}, done, started)
+    steps.expect(f"warm finds nothing to do: {statuses}", {*statuses} == {"kept"}, done)
     return carried
 
 
 def run_pipelines(steps: Steps, fast: Path, other: Path, size: str, carried: dict[str, bytes]) -> None:
     """A run of the model uses what was imported and tunes nothing; a run of another model does not use it."""
     for folder, uses in ((fast, 3 if steps.tunes else 0), (other, 0)):
-        started = time.perf_counter()
         image = steps.work / f"{folder.name}.png"
         asked: list[Any] = ["--prompt", "a red circle", "--size", size, "--steps", "2"]
         done = steps.sdort(
@@ -142,7 +138,7 @@ def run_pipelines(steps: Steps, fast: Path, other: Path, size: str, carried: dic
         )
         used = done.stderr.count("tuned before, ")
         good = done.returncode == 0 and used == uses and steps.files() == carried
-        steps.expect(f"run of {folder.name} uses {used} bundles of 3 and leaves all as it was", good, done, started)
+        steps.expect(f"run of {folder.name} uses {used} bundles of 3 and leaves all as it was", good, done)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from measuring import Arguments
 from PIL import Image
 
 from sdort.demo.judge import describe_image, detect_shapes, judge_scene
@@ -82,8 +83,8 @@ def write_sheet(arguments: argparse.Namespace) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True)
+    parser = Arguments(__doc__)
+    commands = parser.add_subparsers(required=True, parser_class=argparse.ArgumentParser)
     for name, action, arguments in (
         ("edges", write_edges, ("image", "out")),
         ("mask", write_mask, ("box", "out")),
