@@ -2,12 +2,13 @@
 """`sdort serve` beside `sdort batch`: seconds until it is ready, memory, the cost of a request, images a second.
 
     python scripts/serve_benchmark.py PIPELINE [--provider cuda] [--graph] [--size WxH] [--steps 20] [--images 16]
-        [--rounds 9] [--clients 16] [--half-load N] [--json FILE]
+        [--rounds 9] [--clients 16] [--workers N] [--half-load N] [--json FILE]
 
 Opening is a fresh process that loads the pipeline and draws what the server warms up with. Images a second are those
 of `--clients` clients, each of which asks for its next image when it has one, and of a batch of the same prompts and
 seeds, in turns, so that both see the same machine; medians of the rounds. Of 32 images and more the first and the last
 eight are left out on both sides: the rate is that of a server at saturation, and of a batch without its first calls.
+With --workers both have so many workers of Ray; there are then as many times the clients and the images.
 
 --half-load asks for N images more, at the times of a Poisson process with half of the server's images a second.
 """
@@ -50,14 +51,19 @@ def main() -> int:
     parser = Arguments(__doc__, "pipeline --provider --graph --size --steps --images --json", images=16, size="")
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--clients", type=int, default=16)
+    parser.add_argument("--workers", type=int, default=0, help="of Ray, one a GPU; none by default")
     parser.add_argument("--half-load", type=int, default=0, metavar="N", help="images that are asked for at half load")
     args = parser.parse_args()
     given = [args.pipeline, args.provider, args.graph, args.size]
     opened, seconds = timed(lambda: run(sys.executable, "-c", OPEN, *given))
     words = ["--provider", args.provider, *["--graph"][: args.graph], *(["--size", args.size] if args.size else [])]
     started = time.perf_counter()
+    words += ["--ray", "--workers", str(args.workers)] if args.workers else []
     with served(args.pipeline, *words) as server:
-        ready, ask = time.perf_counter() - started, asking(server.url)
+        ask = asking(server.url)
+        while f"sdort_workers {args.workers or 1}.0" not in ask("/metrics").decode():
+            time.sleep(0.05)
+        ready = time.perf_counter() - started
         resident = psutil.Process(server.process).memory_info().rss
         print(f"opening {seconds:.2f} s, {int(opened) / 1e6:.0f} MB; ready {ready:.2f} s, {resident / 1e6:.0f} MB")
         cost = median(timed(lambda: ask("/api/info"))[1] for _ in range(200))
@@ -83,8 +89,9 @@ def bodies_of(args: argparse.Namespace, count: int) -> list[dict[str, Any]]:
 
 def rates(args: argparse.Namespace, ask: Callable[..., bytes]) -> Iterator[tuple[float, float, float]]:
     """Images a second of a batch and of the server, and their ratio, for each round."""
-    bodies = bodies_of(args, args.images)
-    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.clients) as pool:
+    many = max(args.workers, 1)
+    bodies, workers = bodies_of(args, many * args.images), {"ray": "local", "workers": many} if args.workers else {}
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(many * args.clients) as pool:
         lines = Path(folder) / "prompts.jsonl"
         lines.write_text("\n".join(map(json.dumps, bodies)))
 
@@ -94,12 +101,12 @@ def rates(args: argparse.Namespace, ask: Callable[..., bytes]) -> Iterator[tuple
 
         for number in range(args.rounds + (args.rounds > 1)):
             out = Path(folder) / str(number)
-            report = sdort.batch(args.pipeline, lines, out, provider=args.provider, graph=args.graph)
+            report = sdort.batch(args.pipeline, lines, out, provider=args.provider, graph=args.graph, **workers)
             written = [file.stat().st_mtime for file in out.glob("*.png")]
             started = time.perf_counter()
             times = list(pool.map(answered, bodies))
-            batch = steady_rate(written, EDGE) or report.images_per_second or 0.0
-            serve = steady_rate(times, EDGE) or args.images / (max(times) - started)
+            batch = steady_rate(written, many * EDGE) or report.images_per_second or 0.0
+            serve = steady_rate(times, many * EDGE) or len(bodies) / (max(times) - started)
             if number or args.rounds == 1:  # the first of several is not counted
                 print(f"batch {batch:.2f} images/s, serve {serve:.2f} images/s", flush=True)
                 yield batch, serve, serve / batch
