@@ -542,11 +542,15 @@ from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.generation.schedules.recurrence import Recurrence
 from sdort.runtime.step.step_conditions import StepConditions
-from sdort.runtime.session import Session
+from sdort.runtime.session import Session, open_session
 
-options = RuntimeOptions("rocm", custom_ops="off", graph=sys.argv[3] == "graph")
-path = pathlib.Path(sys.argv[1])
-session = Session(create_session(str(path), ROCM, options), path, "unet", ROCM, options)
+path, how = pathlib.Path(sys.argv[1]), sys.argv[3]
+devices = "0,1" if how == "devices" else None
+options = RuntimeOptions("rocm", custom_ops="off", graph=how != "plain", devices=devices, pool=int(how == "devices"))
+if devices:
+    session = open_session(path, "unet", ROCM, options)
+else:
+    session = Session(create_session(str(path), ROCM, options), path, "unet", ROCM, options)
 assert session.ort.get_providers()[0] == "ROCMExecutionProvider"
 steps, rng = 4, numpy.random.default_rng(0)
 table = rng.normal(size=(steps + 1, steps + 1))
@@ -572,7 +576,7 @@ def run_on_rocm(folder: Path, how: str, *sides: int) -> list[dict[str, Any]]:
     log = folder / "copies"
     root = Path(__file__).resolve().parents[2]
     arguments = [str(folder / "unet.onnx"), str(log), how, *map(str, sides)]
-    done = rocm_stub.runtime().run(SCRIPT, *arguments, copies=str(log), PYTHONPATH=str(root))
+    done = rocm_stub.runtime().run(SCRIPT, *arguments, copies=str(log), devices="2", PYTHONPATH=str(root))
     assert done.returncode == 0, done.stderr[-2000:]
     return [json.loads(line) for line in log.read_text().splitlines()]
 
@@ -593,6 +597,14 @@ def test_between_two_steps_nothing_comes_to_the_host(how: str, tmp_path: Path) -
     count = Counter(call["call"] for call in calls)
     # Recording does not run anything, so that the first step is a replay too.
     assert (count["record"], count["replay"]) == ((1, 4) if how == "graph" else (0, 0))
+
+
+def test_each_device_replays_its_own_graph(tmp_path: Path) -> None:
+    """In a thread that has the device as its own; what records is alone."""
+    calls = run_on_rocm(tmp_path, "devices", 8, 16)
+    assert [call for call in calls if call["call"] == "wrong"] == []
+    for call, count in (("record", 2), ("replay", 8)):
+        assert Counter(each["device"] for each in calls if each["call"] == call) == {0: count, 1: count}
 
 
 def test_a_graph_is_recorded_once_for_every_shape(tmp_path: Path) -> None:

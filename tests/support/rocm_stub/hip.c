@@ -1,4 +1,4 @@
-// A HIP runtime without a GPU: device memory is host memory, one device, kernels do nothing, except those that are loaded
+// A HIP runtime without a GPU: device memory is host memory, kernels do nothing, except those that are loaded
 // as modules, which are recorded and, if SDORT_STUB_BODIES names a library with sdort_body_launch, run there as CPU code.
 //
 //   SDORT_STUB_GFX     the device's architecture (gfx1100); gfx9 has waves of 64
@@ -8,6 +8,7 @@
 //   SDORT_STUB_FAIL    NAME:CODE, the HIP function that fails with that code: hipModuleLaunchKernel:1; NAME:CODE:N, from
 //                      its Nth call on. Read at every call, so that a process may set it while it runs
 //   SDORT_STUB_CAPTURING  1: every stream is captured
+//   SDORT_STUB_DEVICES  how many devices there are (1)
 //   SDORT_STUB_MEMORY  the device's memory in MiB (15360); what does not fit fails
 //
 // Whatever else the provider's library wants is a function that returns 0 (made by __init__.py).
@@ -45,9 +46,18 @@ static FILE* open_log(const char* variable) {
     return path ? fopen(path, "a") : NULL;
 }
 
-hipError_t hipGetDeviceCount(int* count) { *count = 1; return 0; }
-hipError_t hipGetDevice(int* device) { *device = 0; return 0; }
-hipError_t hipSetDevice(int device) { return device == 0 ? 0 : 101; }
+static int devices(void) { return atoi(setting("SDORT_STUB_DEVICES", "1")); }
+static _Thread_local int current = 0;
+static char streams[16][64];  // what a stream's handle points to, by its device
+static int device_of(const void* stream) { return stream ? (int)(((const char*)stream - streams[0]) / 64) : current; }
+
+hipError_t hipGetDeviceCount(int* count) { *count = devices(); return 0; }
+hipError_t hipGetDevice(int* device) { *device = current; return 0; }
+hipError_t hipSetDevice(int device) {
+    if (device < 0 || device >= devices()) return 101;
+    current = device;
+    return 0;
+}
 hipError_t hipRuntimeGetVersion(int* version) { *version = 70000000; return 0; }
 hipError_t hipDriverGetVersion(int* version) { *version = 70000000; return 0; }
 hipError_t hipDeviceGetAttribute(int* value, int attribute, int device) {
@@ -81,6 +91,31 @@ hipError_t hipGetDevicePropertiesR0600(char* properties, int device) {
     return 0;
 }
 
+// While a thread captures a stream (in the global mode), no other one may allocate or wait for a copy.
+static _Thread_local int mine = 0;
+static int capturing = 0;
+static void log_wrong(const char* what, const char* function) {
+    FILE* log = open_log("SDORT_STUB_COPIES");
+    if (!log) return;
+    fprintf(log, "{\"call\": \"wrong\", \"what\": \"%s\", \"function\": \"%s\"}\n", what, function);
+    fclose(log);
+}
+static void unsafe(const char* function) {
+    if (__atomic_load_n(&capturing, __ATOMIC_SEQ_CST) > mine) log_wrong("another thread captures", function);
+}
+static void launched(const char* function, const void* stream) {
+    if (device_of(stream) == current) return;
+    char what[64];
+    snprintf(what, sizeof what, "the stream is of device %d, and %d is current", device_of(stream), current);
+    log_wrong(what, function);
+}
+hipError_t hipStreamBeginCapture(void* stream, int mode) {
+    (void)stream, (void)mode;
+    ++mine;
+    __atomic_add_fetch(&capturing, 1, __ATOMIC_SEQ_CST);
+    return 0;
+}
+
 static size_t capacity(void) { return (size_t)atol(setting("SDORT_STUB_MEMORY", "15360")) << 20; }
 static size_t used = 0;
 
@@ -94,6 +129,7 @@ hipError_t hipHostMalloc(void** memory, size_t size, unsigned flags) {
 }
 hipError_t hipMalloc(void** memory, size_t size) {
     MAY_FAIL();
+    unsafe(__func__);
     if (__atomic_load_n(&used, __ATOMIC_RELAXED) + size > capacity()) return 2;
     const hipError_t code = hipHostMalloc(memory, size, 0);
     if (!code) __atomic_add_fetch(&used, malloc_usable_size(*memory), __ATOMIC_RELAXED);
@@ -121,6 +157,7 @@ static void log_copy(size_t size, int kind) {
 
 hipError_t hipMemcpy(void* to, const void* from, size_t size, int kind) {
     MAY_FAIL();
+    unsafe(__func__);
     log_copy(size, kind);
     memmove(to, from, size);
     return 0;
@@ -143,7 +180,7 @@ hipError_t hipMemsetAsync(void* memory, int value, size_t size, void* stream) {
     return hipMemset(memory, value, size);
 }
 
-hipError_t hipStreamCreateWithFlags(void** stream, unsigned flags) { (void)flags; *stream = something; return 0; }
+hipError_t hipStreamCreateWithFlags(void** stream, unsigned flags) { (void)flags; *stream = streams[current]; return 0; }
 hipError_t hipEventCreate(void** event) { *event = something; return 0; }
 hipError_t hipEventCreateWithFlags(void** event, unsigned flags) { (void)flags; *event = something; return 0; }
 hipError_t hipEventElapsedTime(float* milliseconds) { *milliseconds = 0.01f; return 0; }
@@ -152,16 +189,32 @@ hipError_t hipDeviceSynchronize(void) { MAY_FAIL(); return 0; }
 hipError_t hipEventSynchronize(void* event) { (void)event; MAY_FAIL(); return 0; }
 // Kernels of ONNX Runtime's, which asks afterwards whether the launch failed.
 static hipError_t last = 0;
-hipError_t hipLaunchKernel(void) { return last = failure(__func__); }
+typedef struct { unsigned x, y, z; } dim3;
+static _Thread_local void* asked = NULL;  // the stream between <<< and >>>
+hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {
+    (void)grid, (void)block, (void)shared;
+    asked = stream;
+    return 0;
+}
+hipError_t __hipPopCallConfiguration(dim3* grid, dim3* block, size_t* shared, void** stream) {
+    (void)grid, (void)block, (void)shared;
+    *stream = asked;
+    return 0;
+}
+hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arguments, size_t shared, void* stream) {
+    (void)kernel, (void)grid, (void)block, (void)arguments, (void)shared;
+    launched(__func__, stream);
+    return last = failure(__func__);
+}
 hipError_t hipGetLastError(void) { return last; }
 hipError_t hipPeekAtLastError(void) { return last; }
-hipError_t hipGetStreamDeviceId(void* stream) { (void)stream; return 0; }
+hipError_t hipGetStreamDeviceId(void* stream) { return device_of(stream); }
 
 // Graphs: what is recorded runs at once, a replay does nothing but leave a line among the copies.
-static hipError_t log_graph(const char* call) {
+static hipError_t log_graph(const char* call, const void* stream) {
     FILE* log = open_log("SDORT_STUB_COPIES");
     if (log) {
-        fprintf(log, "{\"call\": \"%s\"}\n", call);
+        fprintf(log, "{\"call\": \"%s\", \"device\": %d}\n", call, device_of(stream));
         fclose(log);
     }
     return 0;
@@ -171,9 +224,18 @@ hipError_t hipStreamIsCapturing(void* stream, int* status) {
     *status = atoi(setting("SDORT_STUB_CAPTURING", "0"));
     return 0;
 }
-hipError_t hipStreamEndCapture(void* stream, void** graph) { (void)stream; *graph = something; return log_graph("record"); }
+hipError_t hipStreamEndCapture(void* stream, void** graph) {
+    --mine;
+    __atomic_sub_fetch(&capturing, 1, __ATOMIC_SEQ_CST);
+    *graph = something;
+    return log_graph("record", stream);
+}
 hipError_t hipGraphInstantiate(void** executable) { *executable = something; return 0; }
-hipError_t hipGraphLaunch(void* executable, void* stream) { (void)executable; (void)stream; return log_graph("replay"); }
+hipError_t hipGraphLaunch(void* executable, void* stream) {
+    (void)executable;
+    launched(__func__, stream);
+    return log_graph("replay", stream);
+}
 
 // The names and texts of HIP's documentation, of those errors that ONNX Runtime's messages are told apart by.
 static const struct { hipError_t code; const char *name, *text; } errors[] = {
