@@ -33,6 +33,8 @@ class Table:
     declared_in: tuple[str, ...] = ()
     """Dataclasses of the module."""
     bases: tuple[str, ...] = ("TypedDict",)
+    without: tuple[str, ...] = ()
+    """Options that tables on this base say in words of their own."""
 
 
 TABLES = (
@@ -77,9 +79,17 @@ TABLES = (
     ),
     Table(
         "sdort.generation.requests.typed_options",
+        "DrawnKeywords",
+        "Options that say what is drawn, all optional.",
+        ("DrawnOptions",),
+        without=("seed",),
+    ),
+    Table(
+        "sdort.generation.requests.typed_options",
         "GenerationOptions",
         "Options of :meth:`sdort.Pipeline.generate`, all optional.",
         ("JobOptions", "DrawnOptions", "PreviewOptions"),
+        ("DrawnKeywords",),
     ),
     Table(
         "sdort.generation.requests.typed_options",
@@ -92,7 +102,7 @@ TABLES = (
         "BatchKeywords",
         "Options of :func:`sdort.batch`, all optional.",
         ("DrawnOptions", "BatchOptions"),
-        ("LoadOptions",),
+        ("DrawnKeywords", "LoadOptions"),
     ),
     Table(
         "sdort.serving.serve_options",
@@ -146,7 +156,8 @@ def _lines(table: Table) -> Iterator[str]:
 
 def _options(table: Table) -> Mapping[str, Option]:
     module = importlib.import_module(table.module)
-    return declared(*(getattr(module, name) for name in table.declared_in))
+    options = declared(*(getattr(module, name) for name in table.declared_in))
+    return {name: option for name, option in options.items() if name not in table.without}
 
 
 def _entry(option: Option) -> list[str]:

@@ -677,38 +677,9 @@ def runtime_options(options: LoadOptions, **more: Any) -> RuntimeOptions:
 # Written by scripts/option_keywords.py from what is declared above.
 
 
-class GenerationOptions(TypedDict, total=False):
-    """Options of :meth:`sdort.Pipeline.generate`, all optional."""
+class DrawnKeywords(TypedDict, total=False):
+    """Options that say what is drawn, all optional."""
 
-    prompts: str | Path | None
-    """A file of prompts, in place of ``prompt``: one a line, or ``.jsonl`` with options of each line."""
-    from_image: str | Path | None
-    """An image of sdort's, A1111's or ComfyUI's (PNG, JPEG or WebP), to take the prompt and all options from that are
-    not given."""
-    size: str | None
-    """Width and height in pixels, as ``768x512``, in place of both of these."""
-    lora_folder: str | Path | None
-    """The folder of the adapters that prompts name, ``<lora:style:0.8>``; by default that of the environment variable
-    ``SDORT_LORA_FOLDER``."""
-    wildcards: str | Path | None
-    """The folder of text files that prompts take lines of, ``__animal__``; by default that of the environment variable
-    ``SDORT_WILDCARDS``."""
-    output: str | Path | None
-    """A file to write each image to as soon as it is done, with its parameters inside: ``.png``, ``.jpg``, ``.jpeg`` or
-    ``.webp``. Several images get -1, -2, ... before the suffix, or the names of a template such as
-    ``out/{index:03}-{seed}-{prompt}.png``. Its folder is made where it is missing. By default nothing is written: see
-    :meth:`Generation.save`."""
-    grid: bool
-    """Also write one picture of all images, with their seeds: beside ``output`` as ``NAME-grid``. Off by default."""
-    quality: int | None
-    """Of JPEG and WebP, from 1 to 100; 95 by default, and 100 of WebP keeps every pixel."""
-    overwrite: bool
-    """Replace ``output`` if it exists."""
-    on_progress: OnProgress | None
-    """Called after each step of a batch with the steps done and in all, times images."""
-    cancel: Event | None
-    """Ends the call with :class:`sdort.errors.CancelledError` soon after another thread has set it: before the next
-    step or tile, or while the call waits for its turn."""
     negative_prompt: str | Sequence[str]
     """Text of what the images are not to show: one for all prompts, or one for each."""
     prompt_2: str | Sequence[str]
@@ -731,9 +702,6 @@ class GenerationOptions(TypedDict, total=False):
     """Pixels; by default the pipeline's own."""
     width: int | None
     """Pixels; by default the pipeline's own."""
-    seed: int | str | Sequence[int] | None
-    """Of the first image; the second of ``num_images`` has ``seed + 1``, and so on. The same seed gives the same image;
-    by default random. Several, as a list or as ``"1,5,10-20"``, each give ``num_images`` images of each prompt."""
     num_images: int
     """How many images of each prompt; one by default."""
     scheduler: str | None
@@ -819,6 +787,43 @@ class GenerationOptions(TypedDict, total=False):
     """An image for each IP-Adapter of the pipeline, in the order of their export, as ``IMAGE`` or ``IMAGE:SCALE``, or
     as :class:`sdort.generation.requests.ip_adapter_choice.IpAdapterChoice`, whose image may also be a picture of Pillow
     or an array; none by default."""
+
+
+class GenerationOptions(DrawnKeywords, total=False):
+    """Options of :meth:`sdort.Pipeline.generate`, all optional."""
+
+    prompts: str | Path | None
+    """A file of prompts, in place of ``prompt``: one a line, or ``.jsonl`` with options of each line."""
+    from_image: str | Path | None
+    """An image of sdort's, A1111's or ComfyUI's (PNG, JPEG or WebP), to take the prompt and all options from that are
+    not given."""
+    size: str | None
+    """Width and height in pixels, as ``768x512``, in place of both of these."""
+    lora_folder: str | Path | None
+    """The folder of the adapters that prompts name, ``<lora:style:0.8>``; by default that of the environment variable
+    ``SDORT_LORA_FOLDER``."""
+    wildcards: str | Path | None
+    """The folder of text files that prompts take lines of, ``__animal__``; by default that of the environment variable
+    ``SDORT_WILDCARDS``."""
+    output: str | Path | None
+    """A file to write each image to as soon as it is done, with its parameters inside: ``.png``, ``.jpg``, ``.jpeg`` or
+    ``.webp``. Several images get -1, -2, ... before the suffix, or the names of a template such as
+    ``out/{index:03}-{seed}-{prompt}.png``. Its folder is made where it is missing. By default nothing is written: see
+    :meth:`Generation.save`."""
+    grid: bool
+    """Also write one picture of all images, with their seeds: beside ``output`` as ``NAME-grid``. Off by default."""
+    quality: int | None
+    """Of JPEG and WebP, from 1 to 100; 95 by default, and 100 of WebP keeps every pixel."""
+    overwrite: bool
+    """Replace ``output`` if it exists."""
+    on_progress: OnProgress | None
+    """Called after each step of a batch with the steps done and in all, times images."""
+    cancel: Event | None
+    """Ends the call with :class:`sdort.errors.CancelledError` soon after another thread has set it: before the next
+    step or tile, or while the call waits for its turn."""
+    seed: int | str | Sequence[int] | None
+    """Of the first image; the second of ``num_images`` has ``seed + 1``, and so on. The same seed gives the same image;
+    by default random. Several, as a list or as ``"1,5,10-20"``, each give ``num_images`` images of each prompt."""
     preview: bool
     """Show every few steps in the terminal what the images will be, or where it shows no pictures in a file beside the
     output."""
