@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from sdort.passes import fold, products, reshape, scales, simplify, transposes
+from sdort.passes import fold, modulations, products, reshape, scales, simplify, transposes
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.worklist import RewriteRule, apply_rules
 
-RULES = (fold.fold, reshape.constant_view, *simplify.RULES, *products.RULES, *transposes.RULES)
-BEFORE_FUSIONS = (*RULES, *scales.RULES)
+RULES = (fold.fold, reshape.constant_view, *simplify.RULES, *products.RULES, *transposes.RULES, *modulations.RULES)
+BEFORE_FUSIONS = (*RULES, *scales.RULES, *modulations.ROUNDING)
 """Also what rounds otherwise, where patterns would not match without."""
 
 
