@@ -88,7 +88,12 @@ def apply_stage(
             that fusion, and is no miss.
     """
     refused: dict[str, dict[str, Refusal]] = {f.name: {} for f in fusions}
-    outcomes = {f.name: apply_fusion(f, editor, support, refused[f.name]) for f in fusions}
+    outcomes: dict[str, Outcome] = {}
+    others = _Taken(fusions, editor, support) if explain else None
+    for fusion in fusions:
+        outcomes[fusion.name] = apply_fusion(fusion, editor, support, refused[fusion.name])
+        if others is not None:
+            others.note(fusion, refused[fusion.name])
     unused = {f.name: _disabled(f, editor, support) for f in disabled}
     wanted = {place.node for outcome in unused.values() for place in outcome.left}
     for anchor in {f.anchor: None for f in fusions}:
@@ -104,7 +109,42 @@ def apply_stage(
             nearest.miss = must_fuse and all(place.applicable for place in attempts) and node.name not in wanted
             for place in attempts if explain else [nearest] if nearest.miss else []:
                 outcomes[place.fusion].left.append(place)
+    if others is not None:
+        for place in others.places():
+            outcomes[place.fusion].left.append(place)
     return [*outcomes.values(), *unused.values()]
+
+
+class _Taken:
+    """Anchors of a stage's fusions that another fusion took, and what had kept the fusion itself from them."""
+
+    def __init__(self, fusions: Sequence[Fusion], editor: Editor, support: Support | None) -> None:
+        self.editor, self.support = editor, support
+        self.anchors = {f.name: {node.name: node for node in _places(f, editor, support)} for f in fusions}
+        self.reasons: dict[str, dict[str, Unfused]] = {}
+        self.takers: dict[str, str] = {}
+
+    def note(self, fusion: Fusion, refused: dict[str, Refusal]) -> None:
+        """After a fusion was applied: what it took, and why it left the others."""
+        for anchors in self.anchors.values():
+            gone = (name for name, node in anchors.items() if not node.outputs and name not in self.takers)
+            self.takers.update(dict.fromkeys(gone, fusion.name))
+        left = [node for name, node in self.anchors[fusion.name].items() if name not in self.takers]
+        self.reasons[fusion.name] = {
+            node.name: _explain(fusion, self.editor, node, refused.get(node.name)) for node in left
+        }
+
+    def places(self) -> Iterator[Unfused]:
+        """The places of each fusion that another one took."""
+        for fusion, anchors in self.anchors.items():
+            for name, taker in self.takers.items():
+                if name not in anchors or taker == fusion:
+                    continue
+                why = f"{taker} took it"
+                place = self.reasons[fusion].get(name) or Unfused(fusion, name, "", 0, 0, applicable=False)
+                place.reason = f"{place.reason}; {why}" if place.reason else why
+                place.applicable, place.kind = False, why
+                yield place
 
 
 DISABLED = "it is disabled"

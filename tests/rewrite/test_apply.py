@@ -142,6 +142,21 @@ def test_a_place_that_need_not_fuse_is_told_only_when_asked() -> None:
     assert (refusal.matched, refusal.of) == (0, 0)
 
 
+def test_a_place_that_another_fusion_took_is_told_when_asked() -> None:
+    """The larger one ran before, and says what had kept it; one that ran behind says no more than who has it."""
+    pattern = "g (float[] x) => (float[] y) { s = Sigmoid (x)  m = Mul (x, s)  y = Relu (m) }"
+    text = "g (float[8] t) => (float[8] r) { s = Sigmoid (t)  m = Mul (t, s)  r = Neg (m) }"
+    large = fusion("large", pattern, QUICK, "Sigmoid")
+    for order in ([large, silu()], [silu(), large]):
+        told = {outcome.name: outcome for outcome in apply_stage(order, edit(text), explain=True)}
+        assert (told["silu"].matched, told["silu"].left, told["large"].matched) == (1, [], 0)
+        (place,) = told["large"].left
+        assert (place.node, place.miss, place.applicable) == ("Sigmoid.0", False, False)
+        why = "nothing after it looks like the end of large; silu took it" if order[0] is large else "silu took it"
+        assert place.reason == why
+    assert all(not outcome.left for outcome in apply_stage([large, silu()], edit(text)))
+
+
 @pytest.mark.parametrize(
     ("answer", "misses"),
     [(refuse("too long", 7), ["too long (7)"]), (decline("not a gate"), []), (refuse("no value"), ["no value"])],
