@@ -48,6 +48,8 @@ class _Station:
     """Sizes that it has drawn, or will have when it is open: others compile first where a provider does."""
     is_open: threading.Event = field(default_factory=threading.Event)
     has_ended: bool = False
+    failure: Exception | None = None
+    """Why it ended before it was told to."""
     trouble: str | None = None
     """Why it draws nothing at present, in words for clients."""
     troubled: ServedModel | None = None
@@ -158,7 +160,7 @@ class Worker:
                 patience = 0.0 if station.trouble and batch.pieces else _LOOK
         except Exception as error:  # raised again by whoever waits for the threads
             log("ended", level=logging.ERROR, error=error)
-            self.failure = error
+            station.failure = error
         finally:
             self._leave(lane)
 
@@ -177,6 +179,7 @@ class Worker:
             station.is_open.set()  # the other lane waits for it
             if not all(each.has_ended for each in self._stations):
                 return
+        self.failure = station.failure
         self._encoder.shutdown()
         self.on_end()
 

@@ -7,15 +7,19 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from support.serving import Running, running
 
-from sdort.errors import MemoryShortageError, ParityError, ProviderError
+from sdort.errors import BadModelError, MemoryShortageError, ParityError, ProviderError
 from sdort.generation.command import Pipeline, load_folder
 from sdort.serving import engine as engines
 from sdort.serving import worker
+from sdort.serving.metrics import Metrics
+from sdort.serving.waiting import Waiting
+from sdort.serving.worker import Worker
 
 OTHER = {"width": 64, "height": 128}
 
@@ -89,6 +93,29 @@ def test_without_room_for_a_second_pipeline_the_first_one_draws_new_sizes(
     monkeypatch.setattr(served.engine, "_has_room", lambda model, size: False)
     assert [drawn(served, **OTHER), drawn(served)] == ["done", "done"]
     assert compiling.opened == 0
+
+
+@pytest.mark.parametrize("broken", [1, 2])
+def test_an_engine_that_does_not_start_leaves_the_others(broken: int) -> None:
+    waiting, ended = Waiting(1, [1], 0.0), threading.Event()
+
+    def engine(error: Exception | None) -> Any:
+        def start() -> None:
+            if error:
+                raise error
+
+        return SimpleNamespace(has_second=False, start=start, close=lambda: None)
+
+    errors = [BadModelError("broken")] * broken + [None] * (2 - broken)
+    own = Worker([*map(engine, errors)], [], waiting, lambda *_: None, Metrics([1], int, int, None))
+    own.on_end = ended.set
+    own.start()
+    assert ended.wait(0.3) == (broken == 2)
+    assert own.sound == 2 - broken
+    waiting.close()
+    own.join(10)
+    assert ended.is_set()
+    assert own.failure is errors[1]
 
 
 class Failing:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
@@ -15,7 +16,7 @@ class Asked:
 
     def __init__(self, key: str, images: int = 1, *, cold: bool = False) -> None:
         self.keys, self.requests, self.is_cold = [key] * images, list(range(images)), cold
-        self.begun = time.monotonic()
+        self.begun, self.unwanted = time.monotonic(), threading.Event()
 
 
 def waiting(*asked: Asked, batches: Any = (1, 2, 3, 4), places: int = 9, wait: float = 0.0) -> Any:
@@ -57,6 +58,17 @@ def test_each_caller_takes_what_it_may_in_its_own_order() -> None:
     assert taken(queue, rank=lambda _: None, patience=0.01) == []
     assert taken(queue, **behind) == [(more, 0)]
     assert begun == [warm, more]
+
+
+def test_images_that_are_put_back_come_first_and_alone() -> None:
+    a, b, gone = Asked("x", 3), Asked("x"), Asked("x")
+    queue = waiting(a, b, gone, batches=(1, 2, 5))
+    pieces = queue.take().pieces
+    assert len(pieces) == 5
+    gone.unwanted.set()
+    queue.put_back([pieces[0], pieces[2], pieces[4]])
+    assert [taken(queue), taken(queue)] == [[(a, 0)], [(a, 2)]]
+    assert len(queue) == 0
 
 
 def test_an_image_waits_for_others_no_longer_than_is_said() -> None:
