@@ -50,7 +50,9 @@ from sdort.samplers.scheduler_names import find_scheduler
 
 _CONFIGURED = {"lora_folder": "SDORT_LORA_FOLDER", "wildcards": "SDORT_WILDCARDS"}
 """Option -> the variable of the environment that says it where nobody else does."""
-_PROMPT, _OPTIONS = {"prompt": str | Sequence[str]}, annotations_of(GenerationOptions)
+_PROMPT, _TYPES = {"prompt": str | Sequence[str]}, annotations_of(GenerationOptions)
+_OPTIONS = {name: _TYPES[name] for name in declared(*GENERATION) if name in _TYPES}
+"""The types of options, in the order in which messages name them."""
 
 
 @dataclass(frozen=True)
