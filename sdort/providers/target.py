@@ -12,8 +12,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
 from sdort.operators import load_operators
 
@@ -22,9 +20,6 @@ if TYPE_CHECKING:  # the runtime reads a target's other half and needs no graphs
 
     from sdort.graph.operator import Condition
     from sdort.rewrite.editor import Editor
-
-
-_SINGLE, _HALF = np.dtype(np.float32), np.dtype(np.float16)
 
 
 @dataclass(frozen=True)
@@ -107,11 +102,14 @@ class Target:
 
     def only_wide(self, node: gs.Node, editor: Editor) -> bool:
         """Whether this target runs a node of another domain than ONNX's in fp32, and would not in fp16."""
+        import numpy as np  # --help needs it not
+
         condition = self.conditions.get(f"{node.domain}.{node.op}")
         if condition is None:
             return False
         call = editor.facts.call(node)
+        single, half = np.dtype(np.float32), np.dtype(np.float16)
         halves = {
-            name: replace(fact, dtype=_HALF) if fact.dtype == _SINGLE else fact for name, fact in call.inputs.items()
+            name: replace(fact, dtype=half) if fact.dtype == single else fact for name, fact in call.inputs.items()
         }
         return condition(call) is None and condition(replace(call, inputs=halves)) is not None
