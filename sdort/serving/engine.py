@@ -32,8 +32,11 @@ class Engine(Protocol):
 
     has_second: bool
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """Open all pipelines that fit, and draw each size; nothing where that is done.
+
+        Returns:
+            Whether it was not done: what was compiled beside these sizes is not there any more.
 
         Raises:
             SdortError: a pipeline does not open, or its images cannot be drawn.
@@ -84,13 +87,14 @@ class OwnEngine:
         """The execution provider that runs the UNet of the model that was used last."""
         return next(reversed(self._open.values())).provider
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """As :meth:`Engine.start`."""
         if self._is_started:
-            return
+            return False
         for model in self._models:
             self._warm(self._pipeline(model), model, model.sizes)
         self._is_started = True
+        return True
 
     def draw(self, model: ServedModel, job: Job, take: Take, *, new_size: bool = False) -> StageSeconds:
         """As :meth:`Engine.draw`."""

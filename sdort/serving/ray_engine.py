@@ -54,13 +54,14 @@ class RayEngine:
         self._mended = False
         self._numbers = itertools.count()
 
-    def start(self) -> None:
+    def start(self) -> bool:
         """As :meth:`sdort.serving.engine.Engine.start`.
 
         Raises:
             ProviderError: replicas die one after the other.
         """
         with self._turn:
+            is_new = False
             if self._actor is not None and self._ray.wait([self._life], timeout=0)[0]:
                 self._bury(self._actor, "its process ended")
             while self._actor is None:
@@ -79,6 +80,8 @@ class RayEngine:
                 log("replica", provider=found.provider)
                 self._deaths[False] = 0
                 self._actor, self._life, self._mended = actor, actor.live.remote(), False
+                is_new = True
+            return is_new
 
     def draw(self, model: ServedModel, job: Job, take: Take, *, new_size: bool = False) -> StageSeconds:
         """As :meth:`sdort.serving.engine.Engine.draw`.

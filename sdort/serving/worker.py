@@ -94,9 +94,9 @@ class Worker:
         previews: bool = True,
     ) -> None:
         self._waiting, self._post, self._metrics, self._previews = waiting, post, metrics, previews
-        warm = {(model.name, *size) for model in models for size in model.sizes}
+        self._warm = {(model.name, *size) for model in models for size in model.sizes}
         self.engines = engines
-        self._stations = [_Station(engine, set(warm)) for engine in engines]
+        self._stations = [_Station(engine, set(self._warm)) for engine in engines]
         self._lanes = [_Lane(station, for_new=False) for station in self._stations]
         if any(model.any_size for model in models):
             self._lanes += [_Lane(each, for_new=True) for each in self._stations if each.engine.has_second]
@@ -150,6 +150,7 @@ class Worker:
                 self._open(station)
             patience = _LOOK
             while batch := self._waiting.take(partial(self._rank, lane), partial(self._begin, lane), patience):
+                self._open(station)  # it may have ended while nobody asked for anything
                 if batch.pieces:
                     self._post(self._tell_positions)
                     self._draw(lane, batch)
@@ -165,7 +166,8 @@ class Worker:
             self._leave(lane)
 
     def _open(self, station: _Station) -> None:
-        station.engine.start()
+        if station.engine.start():
+            station.warm = set(self._warm)
         station.is_open.set()
         self.is_warm.set()
 

@@ -100,9 +100,10 @@ def test_an_engine_that_does_not_start_leaves_the_others(broken: int) -> None:
     waiting, ended = Waiting(1, [1], 0.0), threading.Event()
 
     def engine(error: Exception | None) -> Any:
-        def start() -> None:
+        def start() -> bool:
             if error:
                 raise error
+            return False
 
         return SimpleNamespace(has_second=False, start=start, close=lambda: None)
 

@@ -158,7 +158,8 @@ def test_replicas_that_do_not_open_end_their_engine() -> None:
             raise found
         return found
 
-    engine(dies_once).start()
+    once = engine(dies_once)
+    assert [once.start(), once.start()] == [True, False]  # the second time it is open
 
 
 def test_what_workers_need_is_said_before_anything_starts(pipeline: Path) -> None:
