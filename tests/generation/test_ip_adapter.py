@@ -129,6 +129,19 @@ def test_an_init_image_and_the_host_loop(made: Made, ours: Any, monkeypatch: pyt
     assert _decibels(_generate(made, ours, (0.6, 0.9), init_image=init, strength=0.6), expected) > LIKE
 
 
+def test_every_device_has_the_image_of_its_samples(made: Made, ours: Any) -> None:
+    """The negative prompt's is black; the UNet is loaded again for images, on each device."""
+    shared = sdort.load(made.out, provider="cpu", devices="0,1")
+    options: dict[str, Any] = {"steps": 2, "seed": 1, "num_images": 2}
+    plain = shared.generate(PROMPT, **options)
+    options["ip_adapter_image"] = [str(made.image(0)), str(made.image(1))]
+    for one, two in zip(
+        ours.generate(PROMPT, **options).images, shared.generate(PROMPT, **options).images, strict=True
+    ):
+        np.testing.assert_array_equal(one.pixels, two.pixels)
+    assert not np.array_equal(one.pixels, plain.images[1].pixels)
+
+
 def test_the_image_encoder_is_loaded_by_itself_and_not_for_images_that_are_known(made: Made, ours: Any) -> None:
     images = [f"{made.image(number)}:0.7" for number in range(2)]
     options: Any = {"steps": 2, "seed": 7, "num_images": 2, "images_at_once": 1}

@@ -123,6 +123,19 @@ def test_a_refiner_goes_on_without_torch(base: Exported, refiner: Path, loaded: 
     np.testing.assert_array_equal(drawn, loaded.generate("a red cat", **options).images[0].pixels)
 
 
+def test_two_devices_share_the_samples_of_base_and_refiner(
+    base: Exported, refiner: Path, loaded: sdort.Pipeline
+) -> None:
+    shared = sdort.load(base.out, provider="cpu", devices="0,1")
+    options: dict[str, Any] = {"refiner": refiner, "refiner_start": 0.5, "steps": 4, "seed": 3, **SIZE}
+    one, two = (pipeline.generate("a red cat", **options).images[0].pixels for pipeline in (loaded, shared))
+    np.testing.assert_array_equal(one, two)
+    opened = shared._models.refiner
+    assert opened is not None
+    assert len(opened.sessions[opened.denoiser].others) == 1
+    assert not np.array_equal(one, loaded.generate("a red cat", steps=4, seed=3, **SIZE).images[0].pixels)
+
+
 def test_one_after_the_other_makes_the_same_images(
     refiner: Path, loaded: sdort.Pipeline, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
