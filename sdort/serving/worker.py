@@ -150,7 +150,11 @@ class Worker:
                 self._open(station)
             patience = _LOOK
             while batch := self._waiting.take(partial(self._rank, lane), partial(self._begin, lane), patience):
-                self._open(station)  # it may have ended while nobody asked for anything
+                try:
+                    self._open(station)  # it may have ended while nobody asked for anything
+                except Exception:
+                    self._waiting.put_back(batch.pieces)
+                    raise
                 if batch.pieces:
                     self._post(self._tell_positions)
                     self._draw(lane, batch)
@@ -166,7 +170,7 @@ class Worker:
             self._leave(lane)
 
     def _open(self, station: _Station) -> None:
-        if station.engine.start():
+        if not station.has_ended and station.engine.start():
             station.warm = set(self._warm)
         station.is_open.set()
         self.is_warm.set()
@@ -187,6 +191,8 @@ class Worker:
 
     def _rank(self, lane: _Lane, drawing: Drawing) -> int | None:
         """The order in which a lane takes a request; None for never at present."""
+        if lane.station.has_ended:
+            return None
         is_free = self._compiling in (None, lane)
         if lane.for_new:
             return 0 if not self._is_warm(lane, drawing) and is_free else None

@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from support.serving import Running, running
@@ -117,6 +118,28 @@ def test_an_engine_that_does_not_start_leaves_the_others(broken: int) -> None:
     own.join(10)
     assert ended.is_set()
     assert own.failure is errors[1]
+
+
+def test_what_an_engine_has_taken_when_it_ends_is_another_ones() -> None:
+    """An engine that is found dead when images are there for it, and does not start again."""
+    waiting = Waiting(1, [1], 0.0)
+    starts = iter([True])
+
+    def start() -> bool:
+        if next(starts, None) is None:
+            raise ProviderError("its GPU is gone")
+        return True
+
+    dying: Any = SimpleNamespace(has_second=False, start=start, close=lambda: None)
+    own = Worker([dying], [], waiting, lambda *_: None, Metrics([1], int, int, None))
+    own.start()
+    until(lambda: own.sound == 1)
+    drawing: Any = Mock(begun=0.0, keys=["x"], requests=[Mock(height=64, width=64)])
+    drawing.unwanted.is_set.return_value = False
+    waiting.reserve()
+    waiting.put(drawing)
+    own.join(10)
+    assert waiting.clear() == [drawing]
 
 
 class Failing:
