@@ -77,7 +77,14 @@ class ComponentRunner:
         return self.call(**self.arguments, return_dict=True)
 
     def result(self) -> dict[str, Array]:
-        """Named as the exports name them."""
+        try:
+            return self._named()
+        except RuntimeError:  # the graphs of another compiled module have written over them
+            self()
+            return self._named()
+
+    def _named(self) -> dict[str, Array]:
+        """The outputs, named as the exports name them."""
         values = self.values
         if self.component in DENOISERS:
             named = {self._denoiser.output: values[0]}
