@@ -45,6 +45,10 @@ def half_table(editor: Editor, tensor: gs.Tensor, pairs: bool, steps: int = _STE
         return _scaled(editor, node, pairs, steps)
     if node.op == "Concat":
         return _joined(editor, node, len(shape), pairs, steps)
+    if node.op == "Tile" and not pairs:
+        before = editor.shape(node.inputs[0])
+        twice = before is not None and before[:-1] == shape[:-1] and 2 * before[-1] == shape[-1]
+        return (lambda: node.inputs[0]) if twice else None
     return _viewed(editor, node, shape, pairs, steps) if node.op == "Reshape" else None
 
 
@@ -103,7 +107,7 @@ def _view_of(editor: Editor, build: Build | None, target: list[int] | None) -> B
 def _repeated(editor: Editor, tensor: gs.Tensor, shape: Shape) -> gs.Tensor | None:
     """The tensor that stands twice on the last axis of two."""
     node = producer(tensor)
-    if node is not None and node.op == "Expand" and not node.domain:
+    if node is not None and node.op in ("Expand", "Tile") and not node.domain:
         inner = editor.shape(node.inputs[0])
         return node.inputs[0] if inner == (*shape[:-1], 1) else None
     if node is not None and node.op == "Concat" and node.attrs["axis"] in (-1, len(shape) - 1):

@@ -15,7 +15,8 @@ SIZES = {"B": 2, "S": 5}
 VALUES: dict[str, Array] = {
     "four": np.array([1, -1, 1, 8]), "apart": np.array([0, 0, 3, 4, 2]), "inner": np.array([0, 0, 3, 4]),
     "outer": np.array([0, 0, 3, 4, 1]), "back": np.array([0, 0, 3, 8]), "column": np.array([-1, 2, 1]),
-    "twice": np.array([1, 1, 2]), "flat": np.array([-1, 4]), "whole": np.array([-1, 8]), "by4": np.array([-1, 4, 1]),
+    "twice": np.array([1, 1, 2]), "side": np.array([1, 2]),
+    "four_times": np.array([1, 4]), "flat": np.array([-1, 4]), "whole": np.array([-1, 8]), "by4": np.array([-1, 4, 1]),
     "half": np.array(0.5, np.float32), "row": np.linspace(0.5, 1, 8, dtype=np.float32), "minus": np.array([-1]),
     "table": np.repeat(np.sin(np.arange(20, dtype=np.float32)).reshape(1, 5, 1, 4), 2, axis=-1),
     "other": np.sin(np.arange(40, dtype=np.float32)).reshape(1, 5, 1, 8),
@@ -36,12 +37,15 @@ PAIRS = {
     "cos = Reshape (c, four)  sin = Reshape (s, four)",
     "repeated by Concat": "u = Reshape (b, by4)  v = Concat <axis = -1> (u, u)  t = Reshape (v, whole)  c = Cos (t)  "
     "s = Sin (t)  cos = Reshape (c, four)  sin = Reshape (s, four)",
+    "repeated by Tile": "u = Reshape (b, by4)  v = Tile (u, twice)  t = Reshape (v, whole)  c = Cos (t)  s = Sin (t)  "
+    "cos = Reshape (c, four)  sin = Reshape (s, four)",
     "times a number": f"{REPEATED}  t = Concat <axis = -1> (w, w)  c = Mul (t, half)  s = Sub (half, t)  "
     "cos = Reshape (c, four)  sin = Reshape (s, four)",
     "in another precision": "u = Reshape (b, by4)  v = Concat <axis = -1> (u, u)  t = Reshape (v, whole)  c = Cos (t)  "
     "h = Cast <to = 11> (t)  l = Cast <to = 1> (h)  cos = Reshape (c, four)  sin = Reshape (l, four)",
 }
 HALVES = {
+    "tiled": "t = Tile (b, side)  c = Cos (t)  s = Sin (t)  cos = Reshape (c, four)  sin = Reshape (s, four)",
     "constants": "cos = Identity (joined)  sin = Neg (joined)",
     "joined": "t = Concat <axis = -1> (b, b)  c = Cos (t)  s = Sin (t)  cos = Reshape (c, four)  "
     "sin = Reshape (s, four)",
@@ -80,6 +84,7 @@ def test_each_angle_is_read_once(fusion: str, turned: str, tables: str) -> None:
 
 APART = {
     "of two tensors": "t = Concat <axis = -1> (b, d)  c = Cos (t)  s = Sin (t)",
+    "four times": "t = Tile (a, four_times)  c = Cos (t)  s = Sin (e)",
     "of three": "t3 = Concat <axis = -1> (a, a, b)  c = Cos (t3)  s = Sin (t3)",
     "as they come": "c = Cos (e)  s = Sin (e)",
     "one of them": "t = Concat <axis = -1> (b, b)  c = Cos (t)  s = Sin (e)",

@@ -1,0 +1,172 @@
+"""Transformers of diffusion models and their text encoders: what fuses, by their configs, and what it computes.
+
+Short ones, by torch.export, go through all targets; one of each family has its true depth, by TorchScript, which writes
+it in a few seconds. ``TRUE_DEPTH=all`` takes those to all targets, in fp16 too: ten minutes, for people.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from support.diffusion_transformers import Traceable, built, write
+
+from sdort.engines.rounding import emulate
+from sdort.engines.standard_operators import expand
+from sdort.lowering.component_report import ComponentReport
+from sdort.lowering.steps import OptimizeOptions, optimize_model
+from sdort.onnx_io.load import load_model
+from sdort.onnx_io.save import save_model
+from sdort.providers import load_target
+
+Array = np.ndarray[Any, Any]
+TARGETS = ("rocm", "cuda", "cpu", "migraphx")
+HALVES = ("rocm", "migraphx")
+"""Targets in fp16: one without a rotary embedding, and one whose root mean square norms stay fp32."""
+ROTARY_KERNELS = ("cuda", "cpu", "migraphx")
+SINGLE, HALF = 5e-5, 4e-3
+"""Largest root mean square error, relative to the standard deviation of torch's output."""
+
+SHORT: dict[str, tuple[dict[str, int], int, bool]] = {
+    "sd35_medium": ({"blocks": 3, "dual": 1}, 18, False),
+    "flux": ({"double": 1, "single": 2}, 23, False),
+    "z_image": ({"blocks": 2, "refiners": 1}, 23, False),
+    "t5": ({"layers": 2}, 18, True),
+    "qwen3": ({"layers": 2}, 23, True),
+}
+"""Depth, opset, and whether sizes are dynamic."""
+DEEP: dict[str, tuple[dict[str, int], str]] = {
+    "sd35_medium": ({"blocks": 24, "dual": 13}, "cuda"),
+    "flux": ({"double": 19, "single": 38}, "migraphx"),
+    "z_image": ({"blocks": 30, "refiners": 2}, "rocm"),
+    "t5": ({"layers": 24}, "cpu"),
+    "qwen3": ({"layers": 36}, "cpu"),
+}
+"""True depth, and the target that it is taken to."""
+
+
+def expected(family: str, depth: dict[str, int]) -> dict[str, int]:
+    """Attentions, norms, rotary embeddings and Gelus, by the family's config."""
+    if family == "sd35_medium":
+        blocks, dual = depth["blocks"], depth["dual"]
+        # The last block's text is not read: it has neither a second norm nor a feed-forward part.
+        return {"attention": blocks + dual, "rms": 4 * blocks + 2 * dual, "layer": 4 * blocks, "gelu": 2 * blocks - 1}
+    if family == "flux":
+        double, single = depth["double"], depth["single"]
+        return {
+            "attention": double + single, "rms": 4 * double + 2 * single, "layer": 4 * double + single + 1,
+            "gelu": 2 * double + single, "rotary": 2 * (double + single),
+        }  # fmt: skip
+    if family == "z_image":
+        blocks = depth["blocks"] + 2 * depth["refiners"]
+        return {"attention": blocks, "rms": 6 * blocks + 1, "layer": 1, "rotary": 2 * blocks}
+    if family == "t5":
+        return {"attention": depth["layers"], "rms": 2 * depth["layers"] + 1, "gelu": depth["layers"]}
+    layers = depth["layers"] - 1  # the states before the last layer are asked for
+    return {"attention": layers, "rms": 4 * layers, "rotary": 2 * layers}
+
+
+KINDS = {
+    "attention": ("com.microsoft.MultiHeadAttention", "Softmax"),
+    "rms": ("com.microsoft.SimplifiedLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"),
+    "layer": ("LayerNormalization", "com.microsoft.SkipLayerNormalization"),
+    "gelu": ("com.microsoft.FastGelu",),
+    "rotary": ("com.microsoft.RotaryEmbedding",),
+}
+
+
+def check_counts(report: ComponentReport, family: str, depth: dict[str, int], target: str) -> None:
+    wanted = expected(family, depth)
+    if target not in ROTARY_KERNELS and "rotary" in wanted:
+        left = {row.kind: (row.left, row.reason) for row in report.remaining}
+        assert left["rotary embedding"] == (wanted.pop("rotary"), "rocm has no kernel for RotaryEmbedding")
+    counts = {kind: sum(report.operators.get(name, 0) for name in KINDS[kind]) for kind in wanted}
+    assert counts == wanted
+    kinds = {row.kind for row in report.remaining}
+    assert kinds <= {"attention", "rotary embedding"}, "masked attentions stay apart on AMD's providers"
+    assert "attention" not in kinds or family in ("t5", "qwen3")
+
+
+def error(made: Traceable, wanted: Array, source: Path, target: str, fp16: bool) -> tuple[float, ComponentReport]:
+    """The result's root mean square error, relative to the standard deviation of what is wanted."""
+    model = load_model(source, "model", None)
+    report = optimize_model(model, OptimizeOptions(load_target(target), fp16=fp16))
+    path = source.parent / f"{target}.onnx"
+    save_model(model, path)
+    if fp16:  # as a GPU computes it: every result is rounded
+        proto = emulate(path, "model")
+    else:
+        proto = onnx.load(path)
+        expand(proto)
+    onnx.save(proto, source.parent / "run.onnx")
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(source.parent / "run.onnx", options, providers=["CPUExecutionProvider"])
+    names = {each.name for each in session.get_inputs()}
+    feeds = {name: value.numpy() for name, value in made.inputs.items() if name in names}
+    (found,) = session.run(None, feeds)
+    assert np.isfinite(found).all()
+    return float(np.sqrt(np.square(found - wanted).mean()) / wanted.std()), report
+
+
+@pytest.fixture(params=SHORT, scope="module")
+def short(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    depth, opset, dynamic = SHORT[request.param]
+    made = built(request.param, **depth)
+    path = tmp_path_factory.mktemp(request.param) / "model.onnx"
+    write(made, path, opset, dynamic=dynamic)
+    return request.param, made, made.expected(), path
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_target_computes_what_torch_does(short: Any, target: str) -> None:
+    family, made, wanted, path = short
+    depth, opset, _ = SHORT[family]
+    for fp16 in (False, True) if target in HALVES else (False,):
+        found, report = error(made, wanted, path, target, fp16)
+        assert found <= (HALF if fp16 else SINGLE)
+        check_counts(report, family, depth, target)
+        if opset < 23 or family != "qwen3":  # whose exporter wrote rotary embeddings and norms as operators
+            assert report.nodes_after < report.nodes_before
+
+
+CASES = [(family, target, fp16) for family in DEEP for target in TARGETS for fp16 in (False, True)]
+if os.environ.get("TRUE_DEPTH") != "all":
+    CASES = [(family, target, False) for family, (_, target) in DEEP.items()]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("family", "target", "fp16"), CASES)
+def test_every_block_of_the_true_depth_fuses(family: str, target: str, fp16: bool, tmp_path: Path) -> None:
+    depth, _ = DEEP[family]
+    made = built(family, **depth)
+    write(made, tmp_path / "model.onnx", 17, script=True)
+    found, report = error(made, made.expected(), tmp_path / "model.onnx", target, fp16)
+    assert found <= (HALF if fp16 else SINGLE)
+    check_counts(report, family, depth, target)
+    assert report.nodes_after < report.nodes_before / 2
+
+
+@pytest.mark.parametrize("target", HALVES)
+def test_a_stream_that_passes_fp16_is_computed(target: str, tmp_path: Path) -> None:
+    """As T5-XXL's does: each weight fits, and the sum of what they write does not."""
+    made = built("t5", layers=2)
+    with torch.no_grad():
+        for name, parameter in made.module.named_parameters():
+            if name.endswith("DenseReluDense.wo.weight"):
+                parameter *= 30000
+    write(made, tmp_path / "model.onnx", 17, script=True)
+    states: list[Array] = []
+    last = made.module.model.encoder.final_layer_norm
+    last.register_forward_pre_hook(lambda module, given: states.append(given[0].numpy()))
+    wanted = made.expected()
+    assert np.abs(states[0]).max() > 65504
+    assert max(float(each.detach().abs().max()) for each in made.module.parameters()) < 65504
+    found, _ = error(made, wanted, tmp_path / "model.onnx", target, True)
+    assert found <= 2e-2
