@@ -64,10 +64,9 @@ def main() -> int:
     args = arguments()
     sdort.set_verbosity(0)
     first = args.devices[0].split(",")[0]
-    pipelines = {
-        devices: sdort.load(args.pipeline, provider=args.provider, graph=args.graph, devices=devices)
-        for devices in (first, *args.devices)
-    }
+    options: dict[str, Any] = {"provider": args.provider, "graph": args.graph}
+    pipelines = {first: sdort.load(args.pipeline, **options, device_id=int(first))}
+    pipelines |= {devices: sdort.load(args.pipeline, **options, devices=devices) for devices in args.devices}
     rows = [row for size in args.sizes for row in draw(pipelines, size, args)]
     exchanges = [exchange(pipelines[args.devices[0]], size, args) for size in args.sizes]
     print_rows(rows)

@@ -115,7 +115,7 @@ class Fake:
 
     @property
     def session(self) -> Session:
-        return cast(Session, SimpleNamespace(component=self.component, weights=self.weights))
+        return cast(Session, SimpleNamespace(component=self.component, weights=self.weights, others=()))
 
 
 Q, K, FC = (f"down_blocks.0.attentions.0.transformer_blocks.0.{end}.weight" for end in

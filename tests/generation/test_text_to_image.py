@@ -50,7 +50,7 @@ def made(**values: Any) -> TextToImage:
     )  # fmt: skip
     usual: dict[str, Any] = {
         "folder": folder, "sessions": {}, "provider": ROCM, "fallback": None, "options": OPTIONS, "guard": None,
-        "_set_aside": None, "timings": Timings(), "previewer": None, "decoded": None, "one_group": None,
+        "_set_aside": None, "_samples": 0, "timings": Timings(), "previewer": None, "decoded": None, "one_group": None,
         "openings": Openings(), "adapters": SimpleNamespace(forget=lambda name: None, renew=lambda: None, record=[]),
         "encoded_texts": EncodedTexts(),
         "_steered": False, "_scales": {}, "denoiser": "unet",
@@ -396,7 +396,9 @@ def test_steps_stay_on_the_device_where_they_can(
     def bound(batch: Any, conditions: Any, steered: bool) -> Any:
         return "bound", batch.extra, steered
 
-    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound)
+    told: list[Any] = []
+    monkeypatch.setattr(module, "remark_on_shares", lambda *of: told.append(of))
+    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound, unet="unet")
     controls: Any = SimpleNamespace(nets=["net"]) if nets else None
     monkeypatch.setattr(module, "denoise", host)
     monkeypatch.setattr(TextToImage, "_controls", lambda *_: controls)
@@ -411,6 +413,7 @@ def test_steps_stay_on_the_device_where_they_can(
     found = pipe._denoise_batch(request, STAGE, recurrence, conditions, Begins(), source, advance)  # type: ignore[arg-type]
     assert found is noise
     assert pipe.timings.steps == [1.0, 2.0]
+    assert told == [("unet", 4)]
     assert seen["begin"] == ((4, 2, 6), STAGE.part)
     assert ("host" in seen) is through_host
     guidance, previews = [-2.0, 3.0], ("previews", SEEDS)

@@ -222,8 +222,9 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     seen: list[Any] = []
 
     def prepare_start(graph: Any, path: Path, component: str, provider: Provider, options: RuntimeOptions,
-                      severity: int, optimization: str = "ORT_ENABLE_ALL", weights: Any = None) -> Any:  # fmt: skip
-        seen.append(("start", graph, path, component, provider, options, severity, weights))
+                      severity: int, optimization: str = "ORT_ENABLE_ALL", weights: Any = None,
+                      others: Any = ()) -> Any:  # fmt: skip
+        seen.append(("start", graph, path, component, provider, options, severity, weights, others))
         return lambda: Opened(component=component)
 
     def run_logged(call: Callable[[], Any]) -> tuple[Any, str]:
@@ -252,7 +253,7 @@ def test_the_log_is_read_where_nothing_may_fall_back(
     call = prepare_session(PATH, "unet", provider, options)
     before = list(opening)
     assert call().component == "unet"
-    start = ("start", None, PATH, "unet", provider, options, 0 if logged else 4, None)
+    start = ("start", None, PATH, "unet", provider, options, 0 if logged else 4, None, ())
     if logged:
         assert before == []
         assert opening == ["logged", ("checked", PATH, "unet"), start, ("looked", "the log", ROCM, "unet")]
@@ -268,12 +269,13 @@ def test_opened_again_on_the_same_weights_where_they_change(
     provider: Provider, adapters: bool, model: Any, fallback: bool | None, opening: list[Any]
 ) -> None:
     options = RuntimeOptions(provider.name, adapters=adapters, fallback=fallback)
-    weights: Any = object()
-    found = open_again(SessionPlace(PATH, "unet", provider, weights), options, model)
+    weights, others = object(), (object(), object())
+    place: Any = SessionPlace(PATH, "unet", provider, weights, others)  # type: ignore[arg-type]
+    found = open_again(place, options, model)
     assert found.component == "unet"
     logged = provider is ROCM and fallback is False and model is None
     shared = weights if adapters else None
-    start = ("start", model, PATH, "unet", provider, options, 0 if logged else 4, shared)
+    start = ("start", model, PATH, "unet", provider, options, 0 if logged else 4, shared, others if adapters else ())
     assert opening == (["logged", start, ("looked", "the log", ROCM, "unet")] if logged else [start])
 
 
