@@ -22,7 +22,7 @@ _DECLARED = (ServeOptions, RuntimeOptions)
 @click.command(
     cls=SectionedCommand,
     sections=sections(*_DECLARED),
-    common=("sizes", "port", "host", "queue", "images_at_once", "provider"),
+    common=("sizes", "port", "host", "queue", "images_at_once", "provider", "ray"),
     epilog="""\b
 Examples:
   sdort serve fast

@@ -96,6 +96,17 @@ def test_without_room_for_a_second_pipeline_the_first_one_draws_new_sizes(
     assert compiling.opened == 0
 
 
+def test_without_second_pipelines_one_of_several_engines_compiles_at_a_time() -> None:
+    engines: list[Any] = [Mock(has_second=False), Mock(has_second=False)]
+    model: Any = SimpleNamespace(name="m", sizes=[(64, 64)], any_size=True)
+    own = Worker(engines, [model], Waiting(1, [1], 0.0), lambda *_: None, Metrics([1], int, int, None))
+    warm, new = (Mock(model=model, requests=[Mock(height=64, width=width)]) for width in (64, 128))
+    first, second = own._lanes
+    assert [own._rank(lane, each) for lane in (first, second) for each in (warm, new)] == [0, 1, 0, 1]
+    own._begin(first, new)
+    assert [own._rank(lane, each) for lane in (first, second) for each in (warm, new)] == [0, 1, 0, None]
+
+
 @pytest.mark.parametrize("broken", [1, 2])
 def test_an_engine_that_does_not_start_leaves_the_others(broken: int) -> None:
     waiting, ended = Waiting(1, [1], 0.0), threading.Event()
