@@ -23,8 +23,8 @@ from typing import Any
 
 import onnx
 import torch
-from gpu_benchmark import OrtRunner, why
-from measuring import Arguments, environment, in_turns
+from measuring import Arguments, environment, in_turns, why
+from ort_peer import OrtRunner
 from torch import nn
 
 from sdort.benchmark.timing import statistics

@@ -99,6 +99,11 @@ def in_turns(
     return seconds
 
 
+def why(error: Exception) -> str:
+    """The text of a row that has no times."""
+    return f"{type(error).__name__}: {error}"[:400]
+
+
 def refuse_unknown(texts: str, known: Sequence[str], option: str, parser: argparse.ArgumentParser) -> None:
     """End the script with a sentence if an option that takes several by commas has one that is not known."""
     if unknown := sorted({*texts.split(",")} - {*known}):
