@@ -13,8 +13,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 provider=${1:-}
 case $provider in
-    cuda | rocm) family=sd15 backend=inductor size=512 large=1024x1024 steps=20 ;;
-    cpu) family=tiny backend=aot_eager size=64 large=128x128 steps=2 ;;
+    cuda | rocm) family=sd15 backend=inductor size=512 large=1024x1024 steps=20 repeat=30 ;;
+    cpu) family=tiny backend=aot_eager size=64 large=128x128 steps=2 repeat=5 ;;
     *)
         sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2
         exit 2
@@ -64,7 +64,8 @@ gpu_only() {
 benchmark() {
     local family=$2
     [ "$provider" = cpu ] && family=tiny
-    "$python" scripts/gpu_benchmark.py --work "$work" --provider "$provider" --family "$family" --json "$out/$1.json" "${@:3}"
+    "$python" scripts/gpu_benchmark.py --work "$work" --provider "$provider" --family "$family" --repeat "$repeat" \
+        --json "$out/$1.json" "${@:3}"
 }
 
 # optimized: make $fast, the pipeline that the diffusers step draws with too, as sdort exports and optimizes it; once.
@@ -129,7 +130,7 @@ layouts() {
     "$python" scripts/layout_benchmark.py --work "$work" --provider "$provider" "${small_nets[@]}" --json "$out/layouts.json"
 }
 export -f gpu_only benchmark optimized library attention torch_overhead torch_operators cold kernels drawing layouts
-export provider family backend size steps python out work fast
+export provider family backend size steps repeat python out work fast
 
 call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which a limit can end
     measure "$1" bash -c '"$@"' measure "${@:2}"
