@@ -11,6 +11,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from sdort.batches.carried_tuning import unpack_tuning
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.command import Pipeline, load_folder
 from sdort.generation.files.image_files import check_sides, format_of, write_image
+from sdort.generation.files.image_writer import THREADS
 from sdort.generation.job import Job
 from sdort.generation.result import Image
 from sdort.pipelines.folder import PipelineFolder, open_folder
@@ -34,7 +36,7 @@ class Drawn:
 
     Attributes:
         content: of its file; None where the safety checker withheld it.
-        seconds: from the start of its part until it was there, divided by the images until then.
+        seconds: from the start of its part until its pixels were there, divided by the images until then.
     """
 
     seed: int
@@ -105,19 +107,25 @@ class Worker:
     def draw(self, job: Job) -> Answer:
         """Draw a part; what fails is told in the answer."""
         assert self._pipeline is not None, "open() comes first"
-        started, images = time.perf_counter(), dict[int, Drawn | None]()
+        started, failure = time.perf_counter(), None
+        found: dict[int, tuple[Image, float, Future[bytes | None]] | None] = {}
 
         def take(number: int, image: Image | None) -> None:
-            content = None if image is None else self._encoded(image, job.quality)
-            seconds = (time.perf_counter() - started) / (len(images) + 1)
-            images[number] = None if image is None else Drawn(image.seed, image.prompt, content, seconds)
+            seconds = (time.perf_counter() - started) / (len(found) + 1)
+            found[number] = image and (image, seconds, threads.submit(self._encoded, image, job.quality))
 
-        with heard() as warnings:
+        with heard() as warnings, ThreadPoolExecutor(THREADS, "sdort-files") as threads:
             try:
                 self._pipeline.generate_job(job, [], take)
             except SdortError as error:
-                return Answer(images, error, warnings)
-        return Answer(images, None, warnings)
+                failure = error
+            images: dict[int, Drawn | None] = {}
+            for number, each in found.items():
+                try:
+                    images[number] = each and Drawn(each[0].seed, each[0].prompt, each[2].result(), each[1])
+                except SdortError as error:
+                    failure = failure or error
+        return Answer(images, failure, warnings)
 
     def _encoded(self, image: Image, quality: int | None) -> bytes | None:
         if image.withheld:

@@ -20,6 +20,7 @@ from sdort.generation.call_queue import CallQueue, refuse_cancelled
 from sdort.generation.denoising.guard import Guard
 from sdort.generation.denoising.step_progress import StepProgress
 from sdort.generation.files.image_files import check_sides, save_image
+from sdort.generation.files.image_writer import ImageWriter
 from sdort.generation.grid import check_grid, columns_of, save_grid
 from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
@@ -240,7 +241,13 @@ class Pipeline:
         owners = [request for request in requests for _ in range(request.num_images)]
         places = [job.place_of(at) for at, request in enumerate(requests) for _ in range(request.num_images)]
         images: list[Image] = []
-        with _shown_progress(owners, plan.stages, job) as watch:
+
+        def done(index: int, image: Image) -> None:
+            images.append(image)
+            written.extend(filter(None, [image.path]))
+            on_image(index, image)
+
+        with _shown_progress(owners, plan.stages, job) as watch, ImageWriter(done) as writer:
             # Each is written as soon as it is done: what ends the rest does not take it away.
             for index, image in enumerate(models.generate_all(requests, watch.step, watch.tile, plan)):
                 watch.image_done()
@@ -248,9 +255,14 @@ class Pipeline:
                     bad.append(BadImage(places[index], owners[index], image))
                     on_image(index, None)
                     continue
-                images.append(self._kept(owners[index], image, paths[index] if paths else None, job, plan))
-                written += filter(None, [images[-1].path])
-                on_image(index, images[-1])
+                kept = self._kept(owners[index], image, plan)
+                write = None
+                if paths and not kept.withheld:
+                    write = partial(
+                        save_image, paths[index], kept.pixels, kept.record, kept.seed, overwrite=job.overwrite,
+                        quality=job.quality,
+                    )  # fmt: skip
+                writer.take(index, kept, write)
         keep_generated(models, requests, plan.stages)
         return Generation(
             **_values(replace(self._record(requests[0], plan), flagged=any_flagged(images))),
@@ -261,7 +273,7 @@ class Pipeline:
             peak_memory=PeakMemory(peak_resident(), self._device.bytes()),
         )
 
-    def _kept(self, request: Request, image: Generated, path: Path | None, job: Job, plan: RequestPlan) -> Image:
+    def _kept(self, request: Request, image: Generated, plan: RequestPlan) -> Image:
         verdict = self._models.judge(image.pixels) if is_judged(request.safety) else None
         pixels = np.zeros_like(image.pixels) if verdict and verdict.flagged else image.pixels
         flagged, score = (verdict.flagged, verdict.score) if verdict else (None, None)
@@ -270,11 +282,7 @@ class Pipeline:
         kept = Image(None, *seeds, request.prompt, request.negative_prompt, pixels, record, flagged, score)
         if flagged:
             warn(withheld_text(kept) if kept.withheld else replaced_text(kept))
-        if path is None or kept.withheld:
-            return kept
-        with phase("image files"):
-            path = save_image(path, pixels, record, image.seed, overwrite=job.overwrite, quality=job.quality)
-        return replace(kept, path=path)
+        return kept
 
     def _record(self, request: Request, plan: RequestPlan) -> GenerationRecord:
         models, options, timings = self._models, self._options, self._models.timings

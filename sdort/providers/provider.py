@@ -85,6 +85,8 @@ class Provider:
     """Set on every run."""
     memory: Mapping[str, str] = field(default_factory=dict)
     """Set on every run: how it takes memory, which changes nothing that is computed or tuned."""
+    plans_shapes: bool = False
+    """Whether a run of other shapes than those of the run before plans every convolution anew, in a second or so."""
     pools: bool = False
     """Whether its sessions allocate from a pool of sdort's (:mod:`sdort.runtime.memory_pool`)."""
     context_bytes: int = 0

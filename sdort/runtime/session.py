@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,12 +13,13 @@ import numpy as np
 import onnx
 
 from sdort.console import detail, warn
-from sdort.errors import BadModelError, SdortError
+from sdort.errors import BadModelError, MemoryShortageError, SdortError
 from sdort.families.component_names import DECODER
 from sdort.families.known_families import DENOISERS, find_roles, roles_of
 from sdort.graph.domains import OWN_DOMAIN
 from sdort.graph.signature import Array, TensorSpec, cast_feeds
 from sdort.machine.distributions import import_onnxruntime
+from sdort.machine.gpus import free_memory
 from sdort.onnx_io.component_file import copied, declared_inputs, read_component
 from sdort.onnx_io.overridable import (
     ReplaceableWeight,
@@ -29,7 +30,7 @@ from sdort.onnx_io.overridable import (
 )
 from sdort.onnx_io.precision_mark import says_bf16
 from sdort.operator_library.library import resolve
-from sdort.providers import CPU
+from sdort.providers import CPU, LOW
 from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -60,6 +61,11 @@ _DTYPES = {
 }
 """ONNX Runtime's names of the types that NumPy has."""
 
+MOST_SHAPES = 4
+"""Sessions that a model has at most, each for other shapes."""
+_CONVOLUTIONS = ("Conv", "ConvTranspose", "NhwcConv")
+_ROOM = 4
+"""How often the memory of a session is to be free before another one opens."""
 _ANEW = 1 << 20
 """Increment of a graph's number when it is recorded again."""
 UNRECORDED = -1
@@ -128,6 +134,7 @@ class Session:
         placed: the weights that ``ort`` reads and does not own.
         pool: what ``ort`` allocates from, where that is no arena of its own.
         stream: what ``ort`` computes on, where others compute on it too and a run need not be waited for.
+        again: opens another session on the same weights, for other shapes; None where one is enough for all.
 
     Attributes:
         shallow: the same model without its deep part, which takes what this one gives of that as :attr:`kept`; None
@@ -148,6 +155,7 @@ class Session:
         placed: PlacedWeights | None = None,
         pool: MemoryPool | None = None,
         stream: DeviceStream | None = None,
+        again: Callable[[], Session] | None = None,
     ) -> None:
         self.ort = ort
         self.pool = pool
@@ -168,6 +176,11 @@ class Session:
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
         self.shallow: Session | None = None
         self.others: Sequence[OtherDevice[Session]] = ()
+        self._again = again
+        self._shapes: object = None
+        """What this session runs on, where there are more for other shapes."""
+        self._of_shapes: dict[object, Session] = {}
+        """Those sessions."""
         # A session that was opened to log its placement would log every step of every run too.
         self._quiet = _run_options()
         self._graphs: dict[tuple[int, bool], Any] = {}
@@ -214,6 +227,12 @@ class Session:
             BadModelError: a required input is missing, or a shape does not fit.
         """
         fed = self.cast(feeds)
+        if self._again and all(isinstance(value, np.ndarray) for value in fed.values()):
+            session = self.for_shapes(tuple(np.shape(value) for value in fed.values()))
+            if session is not self:
+                outputs = session.run(fed)
+                self.ran_on |= session.ran_on
+                return outputs
         values = self.step_feeds(fed)
         if not self._changing and all(isinstance(value, np.ndarray) for value in values.values()):
             results = self.guard(lambda: self.ort.run(None, values, self._quiet))
@@ -224,6 +243,38 @@ class Session:
         if all(isinstance(value, np.ndarray) for value in fed.values()):
             self.ran_on.add(tuple((name, np.shape(value)) for name, value in fed.items()))
         return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
+
+    def for_shapes(self, shapes: Hashable) -> Session:
+        """The session to run on some shapes: another one for each of the first few, where the provider would plan its
+        convolutions anew whenever they take turns (:attr:`Provider.plans_shapes`), and this one for all others. They
+        have the same weights in memory.
+
+        Args:
+            shapes: whatever stands for them.
+        """
+        if self._again is None or self.shallow or self.others:
+            return self
+        self._shapes = shapes if self._shapes is None else self._shapes
+        if shapes == self._shapes:
+            return self
+        if shapes not in self._of_shapes and len(self._of_shapes) < MOST_SHAPES - 1:
+            opened = self._opened_again()
+            if opened:
+                self._of_shapes[shapes] = opened
+        return self._of_shapes.get(shapes, self)
+
+    def _opened_again(self) -> Session | None:
+        """Another session on the same weights; None where there is no room for it."""
+        free = free_memory(self.provider.vendor, self.options.device_id)
+        if free is not None and free < _ROOM * self.provider.session_bytes:
+            detail(f"{self.component}: no room for a session of another size; each change of sizes takes longer")
+            return None
+        assert self._again is not None
+        try:
+            return self._again()
+        except MemoryShortageError as error:
+            detail(f"{self.component}: no session of another size: {error.message}")
+            return None
 
     def step_feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         """Inputs of the open graph: the model's, or those of a step with the tensors prepared for it."""
@@ -286,8 +337,9 @@ class Session:
             settings.terminate = True
         for part in self.preparation.parts if self.preparation else ():
             part.stop()
-        if self.shallow:
-            self.shallow.stop()
+        for session in (self.shallow, *self._of_shapes.values()):
+            if session:
+                session.stop()
 
     def bind(self, feeds: Mapping[str, Array]) -> Binding:
         """Put ``feeds`` on the device once, for many runs."""
@@ -613,7 +665,7 @@ def _start_graph(
         placed = _place_weights(graph, start.place, options, initializers)
         own = placed.initializers if placed else {}
     else:
-        own = _those_of(graph, placed.initializers)
+        own = _those_of(graph, placed.initializers) if graph else placed.initializers
     pool = open_pool(provider, start.tuned.options)
     stream = open_stream(provider, options) if component in DENOISERS else None
     try:
@@ -633,7 +685,15 @@ def _start_graph(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     start.tuned.apply(ort)
-    return Session(ort, path, component, provider, options, weights, preparation, inputs, placed, pool, stream)
+    again = None
+    # Where models load in turn, they do so for each image.
+    if provider.plans_shapes and options.memory != LOW and _convolves(graph or read_component(path, component).proto):
+        again = partial(_start_graph, graph, start.with_options(profile=""), preparation, inputs, placed)
+    return Session(ort, path, component, provider, options, weights, preparation, inputs, placed, pool, stream, again)
+
+
+def _convolves(graph: onnx.ModelProto) -> bool:
+    return any(node.op_type in _CONVOLUTIONS for node in graph.graph.node)
 
 
 def _those_of(graph: onnx.ModelProto | None, values: Mapping[str, Any]) -> dict[str, Any]:

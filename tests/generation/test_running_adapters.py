@@ -22,6 +22,7 @@ from support import rocm_packages, rocm_stub
 from support.adapter_files import bake, make_lora, make_mixed
 from support.alive_sessions import in_turn
 from support.pipelines import export_family, locked, make_pipeline, trace_folder
+from support.planned_shapes import planned_shapes
 from support.relisted import relist
 
 import sdort
@@ -118,6 +119,21 @@ def images(sd1: Adapted, fast: tuple[Path, Path]) -> dict[str, Any]:
     drawn = {"none": pixels(plain), "a": pixels(baked), "b": pixels(plain, str(sd1.b))}
     assert len({image.tobytes() for image in drawn.values()}) == 3
     return drawn
+
+
+def test_sessions_of_several_sizes_have_the_same_weights(sd1: Adapted, fast: tuple[Path, Path]) -> None:
+    lora, sizes = f"{sd1.a}:{SCALE}", (64, 128)
+    wanted = {size: pixels(sdort.load(fast[1], provider="cpu", adapters=True), width=size) for size in sizes}
+    plain = {size: pixels(sdort.load(fast[0], provider="cpu", adapters=True), width=size) for size in sizes}
+    with planned_shapes() as opened:
+        pipeline = sdort.load(fast[0], provider="cpu", adapters=True)
+        before = len(opened)
+        for _ in range(2):
+            for size in sizes:
+                np.testing.assert_array_equal(pixels(pipeline, lora, width=size), wanted[size])
+                np.testing.assert_array_equal(pixels(pipeline, width=size), plain[size])
+        assert len(opened) > before
+    assert all(np.abs(wanted[size].astype(int) - plain[size]).max() > 2 for size in sizes)
 
 
 @pytest.mark.parametrize(

@@ -214,7 +214,9 @@ class Loop:
 
     def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> BoundBuffers:
         kind = SpreadBuffers if self.unet.others else BoundBuffers
-        return kind(self.unet, batch, shapes, self._graphs + 1)
+        # A graph of the device is recorded for each shape, and holds the plans of that.
+        unet = self.unet if self.unet.options.graph else self.unet.for_shapes((batch, tuple(shapes.items())))
+        return kind(unet, batch, shapes, self._graphs + 1)
 
     def _summing(self, masked: bool, channels: int | None) -> Session:
         if (masked, channels) not in self._sums:

@@ -73,6 +73,8 @@ class Planner:
         graph_memory: of the decoder's graph; by default one with the input's type throughout, and attention that is not
             fused.
         devices: how many decode at the same time.
+        one_by_one: whether images are decoded one by one where nobody says otherwise: as fast as together, and the
+            number of images is none of the shapes that a provider plans for (:attr:`Provider.plans_shapes`).
     """
 
     verb = "decoding"
@@ -84,8 +86,10 @@ class Planner:
         factor: int,
         graph_memory: GraphMemory | None = None,
         devices: int = 1,
+        one_by_one: bool = False,
     ) -> None:
         self.latents = latents
+        self.one_by_one = one_by_one
         self.devices = devices
         self.config = config
         self.factor = factor
@@ -100,6 +104,8 @@ class Planner:
         """
         fixed = static_size(self.latents.shape, 2)
         tile = fixed or self._usual_tile(max(size[1:]))
+        if slicing is None and self.one_by_one and size[0] > 1:
+            slicing = True
         asked = Plan(bool(slicing), tile if tiling and max(size[1:]) > tile else None)
         if free is None:
             return asked
@@ -172,7 +178,8 @@ def planner_of(folder: PipelineFolder, provider: Provider, component: str = DECO
     file = folder.file(component)
     graph_memory = decoder_memory(file, provider)
     tensors = file.signature.outputs if component == ENCODER else file.signature.inputs
-    return Planner(next(iter(tensors.values())), folder.vae, folder.vae_factor, graph_memory)
+    first = next(iter(tensors.values()))
+    return Planner(first, folder.vae, folder.vae_factor, graph_memory, one_by_one=provider.plans_shapes)
 
 
 class Decoder(Planner):
@@ -186,7 +193,8 @@ class Decoder(Planner):
         on_tile: OnTile = lambda tile, tiles: None,
         graph_memory: GraphMemory | None = None,
     ) -> None:
-        super().__init__(next(iter(session.inputs.values())), config, factor, graph_memory, 1 + len(session.others))
+        first, one_by_one = next(iter(session.inputs.values())), session.provider.plans_shapes
+        super().__init__(first, config, factor, graph_memory, 1 + len(session.others), one_by_one)
         self.session = session
         self.on_tile = on_tile
         self._name, self._output = self.latents.name, session.outputs[0].name
