@@ -21,7 +21,7 @@ from sdort.batches.carried_tuning import unpack_tuning
 from sdort.errors import BadModelError, SdortError, UsageError
 from sdort.generation.command import Pipeline, load_folder
 from sdort.generation.files.image_files import check_sides, format_of, write_image
-from sdort.generation.files.image_writer import THREADS
+from sdort.generation.image_writer import THREADS
 from sdort.generation.job import Job
 from sdort.generation.result import Image
 from sdort.pipelines.folder import PipelineFolder, open_folder
@@ -112,7 +112,9 @@ class Worker:
 
         def take(number: int, image: Image | None) -> None:
             seconds = (time.perf_counter() - started) / (len(found) + 1)
-            found[number] = image and (image, seconds, threads.submit(self._encoded, image, job.quality))
+            found[number] = None
+            if image:
+                found[number] = image, seconds, threads.submit(self._encoded, image, job.quality)
 
         with heard() as warnings, ThreadPoolExecutor(THREADS, "sdort-files") as threads:
             try:

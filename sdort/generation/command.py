@@ -20,8 +20,8 @@ from sdort.generation.call_queue import CallQueue, refuse_cancelled
 from sdort.generation.denoising.guard import Guard
 from sdort.generation.denoising.step_progress import StepProgress
 from sdort.generation.files.image_files import check_sides, save_image
-from sdort.generation.files.image_writer import ImageWriter
 from sdort.generation.grid import check_grid, columns_of, save_grid
+from sdort.generation.image_writer import ImageWriter
 from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.latents.decode import Plan, planner_of

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from sdort.errors import CancelledError, OutputError
-from sdort.generation.files import image_writer
-from sdort.generation.files.image_writer import ImageWriter
+from sdort.generation import image_writer
+from sdort.generation.image_writer import ImageWriter
 from sdort.generation.result import Image
 
 
