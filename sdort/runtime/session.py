@@ -178,7 +178,7 @@ class Session:
         self.others: Sequence[OtherDevice[Session]] = ()
         self._again = again
         self._shapes: object = None
-        """What this session runs on, where there are more for other shapes."""
+        """Those that this session runs on, where there are more for other shapes."""
         self._of_shapes: dict[object, Session] = {}
         """Those sessions."""
         # A session that was opened to log its placement would log every step of every run too.
