@@ -2,8 +2,9 @@
 
 T5's stream passes fp16's 65504 (https://github.com/huggingface/transformers/issues/9295), and so do others that no norm
 holds down. A root mean square norm does not see a factor of its input, but for its epsilon: x / 64 with epsilon / 64^2
-gives what x and epsilon give. So all that writes to the stream is scaled, weights before they are rounded: by a power
-of two, which is exact down to fp16's subnormal numbers, and costs nothing.
+gives what x and epsilon give; nor does a LayerNormalization that reads such a stream too. So all that writes to the
+stream is scaled, weights before they are rounded: by a power of two, which is exact down to fp16's subnormal numbers,
+and costs nothing. A stream goes on in pieces of it, and where it is joined with another one.
 """
 
 from __future__ import annotations
@@ -23,6 +24,10 @@ FACTOR = 2.0**-6
 _NORMS = frozenset({"RMSNormalization", "SimplifiedLayerNormalization"})
 
 
+_PIECES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Split", "Identity", "Concat"})
+"""Operators that hand the elements of a stream on; Pad does with zeros beside them."""
+
+
 @dataclass
 class _Norm:
     """A root mean square norm: the nodes that read its input, and where its epsilon is."""
@@ -36,6 +41,7 @@ class _Stream:
     """Tensors that are added to each other, and the norms that read them."""
 
     sums: dict[int, gs.Node] = field(default_factory=dict)
+    """The sums, and what hands their results on."""
     tensors: dict[int, gs.Tensor] = field(default_factory=dict)
     outsider: str = ""
     """A reader that is neither a sum nor a norm, and would see the factor."""
@@ -50,12 +56,16 @@ def run(editor: Editor) -> int:
     norms: dict[int, list[_Norm]] = {}
     for norm in _norms(editor):
         norms.setdefault(id(norm.readers[0].inputs[0]), []).append(norm)
+    layers: dict[int, list[_Norm]] = {}
+    for node in editor.graph.nodes:
+        if node.op == "LayerNormalization" and not node.domain and not _shows_root(editor, node):
+            layers.setdefault(id(node.inputs[0]), []).append(_Norm(node, [node]))
     done, streams = set[int](), 0
     for norm in [norm for found in norms.values() for norm in found]:
         tensor = norm.readers[0].inputs[0]
-        if id(tensor) in done or producer(tensor, "Add") is None:
+        if id(tensor) in done or _carrier(tensor) is None:
             continue
-        stream = _follow(editor, tensor, norms)
+        stream = _follow(editor, tensor, norms, layers)
         done |= set(stream.tensors)
         if not any(_is_residual(node) for node in stream.sums.values()):
             continue
@@ -65,7 +75,8 @@ def run(editor: Editor) -> int:
                 f"{stream.outsider} reads it: it is infinite above 65504. --fp16 auto measures it."
             )
             continue
-        _scale(editor, stream, norms)
+        readers = {key: norms.get(key, []) + layers.get(key, []) for key in stream.tensors}
+        _scale(editor, stream, readers)
         streams += 1
     editor.finish()
     return streams
@@ -123,7 +134,9 @@ def _only_reader(editor: Editor, node: gs.Node, *operators: str) -> gs.Node | No
     return readers[0] if len(readers) == 1 and readers[0].op in operators and not readers[0].domain else None
 
 
-def _follow(editor: Editor, tensor: gs.Tensor, norms: dict[int, list[_Norm]]) -> _Stream:
+def _follow(
+    editor: Editor, tensor: gs.Tensor, norms: dict[int, list[_Norm]], layers: dict[int, list[_Norm]]
+) -> _Stream:
     """The sums that a tensor comes from and goes to."""
     stream, stack = _Stream(), [tensor]
     while stack:
@@ -131,20 +144,69 @@ def _follow(editor: Editor, tensor: gs.Tensor, norms: dict[int, list[_Norm]]) ->
         if id(current) in stream.tensors:
             continue
         stream.tensors[id(current)] = current
-        reading = {id(reader) for norm in norms.get(id(current), []) for reader in norm.readers}
-        made = producer(current, "Add")
+        known = (*norms.get(id(current), []), *layers.get(id(current), []))
+        reading = {id(reader) for norm in known for reader in norm.readers}
+        made = _carrier(current)
         if made is not None:
             stream.sums[id(made)] = made
-            stack.extend(t for t in made.inputs if producer(t, "Add") is not None or id(t) in norms)
+            stack.extend(t for t in _carried(made) if _comes_from_sum(t) or id(t) in norms)
+            stack.extend(t for t in made.outputs if t.name)
             if editor.is_output(current):
                 stream.outsider = "the graph's output"
         for reader in current.outputs:
-            if reader.op == "Add" and not reader.domain:
+            if (reader.op == "Add" or _hands_on(reader)) and not reader.domain and _reads(reader, current):
                 stream.sums[id(reader)] = reader
-                stack.append(reader.outputs[0])
-            elif id(reader) not in reading and made is not None:
+                stack.extend(t for t in reader.outputs if t.name)
+            elif id(reader) not in reading and made is not None and reader.op not in ("Shape", "Size"):
                 stream.outsider = stream.outsider or f"{reader.op} {reader.name!r}"
     return stream
+
+
+def _carrier(tensor: gs.Tensor) -> gs.Node | None:
+    """The sum that a tensor is, or the node that hands on a sum."""
+    node = producer(tensor)
+    if node is None or node.domain:
+        return None
+    return node if node.op == "Add" or (_hands_on(node) and any(map(_comes_from_sum, _carried(node)))) else None
+
+
+def _hands_on(node: gs.Node) -> bool:
+    """Whether a node hands the elements of its input on, and no others."""
+    if node.op == "Pad":
+        filled = node.inputs[2:3]
+        zeros = not filled or not filled[0].name or scalar(filled[0]) == 0
+        return zeros and node.attrs.get("mode", "constant") == "constant"
+    return node.op in _PIECES
+
+
+def _carried(node: gs.Node) -> list[gs.Tensor]:
+    """The inputs of a sum, or of what hands on elements, whose elements are in the result."""
+    return list(node.inputs) if node.op in ("Add", "Concat") else list(node.inputs[:1])
+
+
+def _reads(node: gs.Node, tensor: gs.Tensor) -> bool:
+    return any(each is tensor for each in _carried(node)) and sum(each is tensor for each in node.inputs) == sum(
+        each is tensor for each in _carried(node)
+    )
+
+
+def _comes_from_sum(tensor: gs.Tensor) -> bool:
+    """Whether a tensor is a sum, or is handed on from one."""
+    stack, steps = [tensor], 0
+    while stack and steps < _STEPS:
+        steps += 1
+        node = producer(stack.pop())
+        if node is None or node.domain:
+            continue
+        if node.op == "Add":
+            return True
+        if _hands_on(node):
+            stack.extend(_carried(node))
+    return False
+
+
+_STEPS = 32
+"""Nodes between a sum and what hands it on, at most."""
 
 
 def _is_residual(node: gs.Node) -> bool:
@@ -158,15 +220,15 @@ def _scale(editor: Editor, stream: _Stream, norms: dict[int, list[_Norm]]) -> No
     inside = {id(node) for node in stream.sums.values()}
     scaled: dict[int, gs.Tensor] = {}
     for node in stream.sums.values():
-        for index, tensor in enumerate(node.inputs):
+        for index, tensor in enumerate(_carried(node)):
             if isinstance(tensor, gs.Constant):
                 node.inputs[index] = _constant(editor, tensor)
-            elif producer(tensor, "Add") is None or id(producer(tensor)) not in inside:
+            elif not any(id(made) in inside for made in tensor.inputs):
                 if id(tensor) not in scaled:
                     scaled[id(tensor)] = _written(editor, tensor, inside, norms)
                 node.inputs[index] = scaled[id(tensor)]
-    for node in stream.sums.values():
-        _rename(editor, node.outputs[0])
+    for tensor in (t for node in stream.sums.values() for t in node.outputs if t.name):
+        _rename(editor, tensor)
     for norm in (norm for key in stream.tensors for norm in norms.get(key, [])):
         _shrink_epsilon(editor, norm)
         for reader in norm.readers:
@@ -176,19 +238,48 @@ def _scale(editor: Editor, stream: _Stream, norms: dict[int, list[_Norm]]) -> No
 
 def _written(editor: Editor, tensor: gs.Tensor, inside: set[int], norms: dict[int, list[_Norm]]) -> gs.Tensor:
     """Scale a summand of a stream: by its weights, where nothing else reads it."""
-    node = producer(tensor)
     reading = {id(reader) for norm in norms.get(id(tensor), []) for reader in norm.readers}
     alone = all(id(reader) in inside | reading for reader in tensor.outputs) and not editor.is_output(tensor)
-    if node is not None and alone and not node.domain:
-        index = {"MatMul": 1, "Gather": 0, "Gemm": 1}.get(node.op)
-        linear = node.op != "Gemm" or len(node.inputs) < 3 or isinstance(node.inputs[2], gs.Constant)
-        if index is not None and linear and isinstance(node.inputs[index], gs.Constant):
-            node.inputs[index] = _constant(editor, node.inputs[index])
-            if node.op == "Gemm" and len(node.inputs) > 2:
-                node.inputs[2] = _constant(editor, node.inputs[2])
-            _rename(editor, tensor)
-            return tensor
-    return editor.op("Mul", [tensor, editor.constant(np.array(FACTOR, np.float32), "factor")])
+    changed: list[gs.Node] = []
+    places = _weights(editor, tensor, changed) if alone else None
+    if places is None:
+        return editor.op("Mul", [tensor, editor.constant(np.array(FACTOR, np.float32), "factor")])
+    for node, index in places:
+        node.inputs[index] = _constant(editor, node.inputs[index])
+    for node in changed:
+        _rename(editor, node.outputs[0])
+    return tensor
+
+
+def _weights(editor: Editor, tensor: gs.Tensor, changed: list[gs.Node]) -> list[tuple[gs.Node, int]] | None:
+    """The constants, by node and position, whose scaling is the tensor's; None where it takes more than that.
+
+    Args:
+        changed: takes the nodes whose results are scaled.
+    """
+    node = producer(tensor)
+    if node is None or node.domain:
+        return None
+    constant = [index for index, each in enumerate(node.inputs) if isinstance(each, gs.Constant)]
+    index = {"MatMul": 1, "Gather": 0, "Gemm": 1, "RMSNormalization": 1}.get(node.op)
+    places: list[tuple[gs.Node, int]] | None = None
+    if index is not None and index in constant and (node.op != "Gemm" or len(node.inputs) < 3 or 2 in constant):
+        places = [(node, index)] + [(node, 2)] * (node.op == "Gemm" and len(node.inputs) > 2)
+    elif node.op == "Mul":  # a gate, or the branch that it is for
+        inner = (_inner(editor, each, changed) for each in node.inputs)
+        places = next((found for found in inner if found is not None), None)
+    elif node.op == "Add" and len(constant) == 1:  # a bias
+        found = _inner(editor, node.inputs[1 - constant[0]], changed)
+        places = None if found is None else [*found, (node, constant[0])]
+    if places is not None:
+        changed.append(node)
+    return places
+
+
+def _inner(editor: Editor, tensor: gs.Tensor, changed: list[gs.Node]) -> list[tuple[gs.Node, int]] | None:
+    """The constants of a tensor that one node alone reads."""
+    alone = len(tensor.outputs) == 1 and not editor.is_output(tensor)
+    return _weights(editor, tensor, changed) if alone else None
 
 
 def _rename(editor: Editor, tensor: gs.Tensor) -> None:

@@ -48,6 +48,11 @@ WRITERS: dict[str, tuple[str, int]] = {
     "two projections": ("o0 = MatMul (z, w)  o1 = MatMul (z, v)  o = Add (o0, o1)", 0),
     "a projection twice": ("o0 = MatMul (z, w)  o = Add (o0, o0)", 0),
     "a weight twice": ("o0 = MatMul (z, w)  o1 = MatMul (x, w)  o = Add (o0, o1)", 0),
+    "a projection behind a gate": ("q = MatMul (z, w)  o = Mul (z, q)", 0),
+    "a layer with a bias behind a gate": ("q0 = MatMul (z, w)  q = Add (b, q0)  o = Mul (q, z)", 0),
+    "a function behind a gate": ("q = Sigmoid (z)  o = Mul (q, z)", 1),
+    "a projection by itself": ("q = MatMul (z, w)  o = Mul (q, q)", 1),
+    "a projection that a function reads, behind a gate": ("q = MatMul (z, w)  r = Sigmoid (q)  o = Mul (q, r)", 1),
     "an input twice": ("o0 = MatMul (z, w)  o = Add (o0, x)", 0),
 }
 
@@ -218,3 +223,82 @@ def test_a_norm_of_single_operators_is_known_by_all_of_them(case: tuple[str, boo
             editor.graph.outputs.append(made[name].outputs[0])
             assert scaled_stream._decomposed(editor, made["m0"]) is None, "it goes out"
             editor.graph.outputs.pop()
+
+
+# --- pieces ---
+
+PIECES = {
+    "a view": "k = Reshape (h, plain)",
+    "rows": "k = Slice (h, first, second, axis0)",
+    "one row": "k = Gather (h, first)",
+    "exchanged axes": "k0 = Reshape (h, cube)  k = Transpose <perm = [1, 0, 2]> (k0)",
+    "one of two pieces": "k, rest = Split <axis = 0> (h, cut)",
+    "joined with another sum": "o2 = MatMul (z, v)  h2 = Add (z, o2)  k = Concat <axis = 0> (h, h2)",
+    "joined with an input": "k = Concat <axis = 0> (z, h)",
+    "joined with a constant": "k = Concat <axis = 0> (h, table)",
+    "padded": "k = Pad (h, ends)",
+    "padded with a zero": "k = Pad (h, ends, zero)",
+    "read by two norms": f"k = Slice (h, first, second, axis0)  g = {NORM} (h, gamma)",
+    "summed again": "k0 = Slice (h, first, second, axis0)  o2 = MatMul (z, v)  k1 = Slice (o2, first, second, axis0)  "
+    "k = Add (k0, k1)",
+}
+STAY = {
+    "padded with ones": "k = Pad (h, ends, one)",
+    "padded with what is there": 'k = Pad <mode = "edge"> (h, ends)',
+    "a function of a piece": "k0 = Slice (h, first, second, axis0)  k = Sigmoid (k0)  g = RMSNormalization (h, gamma)",
+    "a sum of a view": "k = Reshape (h, plain)  g0 = ReduceSum (k)  g1 = Sigmoid (g0)",
+}
+PLACES: dict[str, Array] = {
+    "plain": np.array([5, 8]), "first": np.array([0]), "second": np.array([3]), "axis0": np.array([0]),
+    "cube": np.array([5, 1, 8]), "cut": np.array([2, 3]), "ends": np.array([1, 0, 2, 0]),
+    "zero": np.array(0, np.float32),
+}  # fmt: skip
+
+
+def piece(body: str, norm: str = NORM) -> tuple[str, dict[str, Array]]:
+    more = "  e = Neg (g)" if " g = " in body else ""
+    given = f"o = MatMul (z, w)  h = Add (x, o)  {body}  y = {norm} (k, gamma){more}"
+    text, weights = graph(given, "float[] y, float[] e" if more else "float[] y")
+    words = set(given.replace("(", " ").replace(")", " ").replace(",", " ").split())
+    return text, {**weights, **{name: values for name, values in PLACES.items() if name in words}}
+
+
+@pytest.mark.parametrize("body", PIECES.values(), ids=PIECES)
+def test_a_stream_goes_on_in_pieces_of_it(body: str) -> None:
+    text, weights = piece(body)
+
+    def step(editor: Editor) -> None:
+        assert scaled_stream.run(editor) == 1
+        assert all(node.attrs["epsilon"] == 0.5 * FACTOR**2 for node in editor.graph.nodes if "RMS" in node.op)
+
+    check_step(text, step, weights=weights, rtol=1e-5)
+
+
+@pytest.mark.parametrize("body", STAY.values(), ids=STAY)
+def test_what_would_see_the_factor_of_a_piece_forbids_it(body: str) -> None:
+    text, weights = piece(body)
+    editor = edit(text, weights)
+    assert scaled_stream.run(editor) == 0
+
+
+def test_a_layer_norm_reads_a_stream_too_and_alone_makes_none() -> None:
+    layer = "LayerNormalization <epsilon = 0.5>"
+    text, weights = piece(f"k = Reshape (h, plain)  g = {layer} (h, gamma)")
+
+    def step(editor: Editor) -> None:
+        assert scaled_stream.run(editor) == 1
+        (norm,) = (node for node in editor.graph.nodes if node.op == "LayerNormalization")
+        assert norm.attrs["epsilon"] == 0.5 * FACTOR**2
+
+    check_step(text, step, weights=weights, rtol=1e-5)
+    assert scaled_stream.run(edit(*piece("k = Reshape (h, plain)", layer))) == 0
+
+
+def test_a_norm_behind_a_gate_is_scaled_by_its_weight() -> None:
+    text, weights = graph(f"q = RMSNormalization (z, b)  o = Mul (z, q)  h = Add (x, o)  y = {NORM} (h, gamma)")
+
+    def step(editor: Editor) -> None:
+        assert scaled_stream.run(editor) == 1
+        assert operators(editor)["Mul"] == 2  # the gate, and the input's
+
+    check_step(text, step, weights=weights, rtol=1e-5)
