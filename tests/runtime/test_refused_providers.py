@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -272,7 +272,7 @@ def test_problems_of_a_vendor_are_the_most_basic_first(vendor: str, monkeypatch:
 
 
 @pytest.fixture
-def probed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def probed(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Any]]:
     """Probes a GPU's provider; what it does comes in order."""
     probe._why_not.cache_clear()
     order: Any = []
@@ -296,7 +296,8 @@ def probed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
         monkeypatch.setattr(probe, "explain_refusal", lambda provider, reason, problems: f"{reason} {problems}")
         return order
 
-    return install
+    yield install
+    probe._why_not.cache_clear()  # what was found here is true of no other test
 
 
 def test_a_probe_is_of_the_gpu_that_is_asked_for_and_done_once(probed: Callable[..., Any]) -> None:
