@@ -50,6 +50,38 @@ def _behind_rotary(editor: Editor, node: gs.Node) -> bool:
     return True
 
 
+def _repeated_heads(editor: Editor, node: gs.Node) -> bool:
+    """Heads that are put first, repeated for the query heads that share them, and put back -> repeated as rows.
+
+    [B, S, K, D] -> [B, K, S, D] -> [B, K, 1, S, D] -> [B, K, G, S, D] -> [B, K G, S, D] -> [B, S, K G, D]
+    """
+    if node.op != "Transpose" or node.domain or _perm(node) != [0, 2, 1, 3]:
+        return False
+    merge = _own(editor, node.inputs[0], "Reshape")
+    expand = None if merge is None else _own(editor, merge.inputs[0], "Expand")
+    apart = None if expand is None else _own(editor, expand.inputs[0], "Reshape")
+    turn = None if apart is None else _own(editor, apart.inputs[0], "Transpose")
+    if merge is None or expand is None or turn is None or _perm(turn) != [0, 2, 1, 3]:
+        return False
+    rows, wide = editor.shape(turn.inputs[0]), editor.shape(expand.outputs[0])
+    if rows is None or wide is None or len(rows) != 4 or len(wide) != 5:
+        return False
+    batch, length, heads, size = rows
+    times = wide[2]
+    if not isinstance(heads, int) or not isinstance(size, int) or not isinstance(times, int):
+        return False
+    if editor.shape(expand.inputs[0]) != (batch, heads, 1, length, size):
+        return False
+    if wide != (batch, heads, times, length, size):
+        return False
+    if editor.shape(node.inputs[0]) != (batch, heads * times, length, size):
+        return False
+    one = editor.op("Reshape", [turn.inputs[0], editor.ints([0, 0, heads, 1, size], "shape")])
+    each = editor.op("Expand", [one, editor.ints([1, 1, 1, times, 1], "times")])
+    _end(editor, node, "Reshape", [each, editor.ints([0, 0, heads * times, size], "shape")], {})
+    return True
+
+
 def _behind_concat(editor: Editor, node: gs.Node) -> bool:
     """A Concat of equal Transposes -> a Transpose of the Concat."""
     if node.op != "Concat" or node.domain:
@@ -106,4 +138,4 @@ def _end(editor: Editor, node: gs.Node, op: str, inputs: list[gs.Tensor], attrs:
     editor.node(op, inputs, attrs, outputs=[output])
 
 
-RULES: tuple[RewriteRule, ...] = (_behind_norm, _behind_rotary, _behind_concat, _views_behind_concat)
+RULES: tuple[RewriteRule, ...] = (_behind_norm, _behind_rotary, _repeated_heads, _behind_concat, _views_behind_concat)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from support.small_graphs import check_step, edit, operators
 
-from sdort.passes import tidy
+from sdort.passes import tidy, transposes
 
 SIZES = {"B": 2, "S": 3, "L": 5}
 HEADS = "<int64[4] apart = {0, 0, 2, 4}, int64[3] flat = {0, 0, 8}, float[4] g = {1.0, 2.0, 3.0, 0.5}>"
@@ -45,6 +45,45 @@ def test_rows_are_turned_before_they_are_heads(pairs: int) -> None:
     text = f"g (float[2, S, 8] x, {tables}) => (float[2, S, 8] y) {HEADS} {{ {body} }}"
     left = check_step(text, tidy.run, SIZES, rtol=1e-6)
     assert {op: number for op, number in left.items() if op != "Identity"} == {"RotaryEmbedding": 1}
+
+
+SHARED = f"""a = Reshape (x, apart)  b = {TURN} (a)  c = Reshape (b, one)  d = Expand (c, twice)
+    e = Reshape (d, merged)  f = {TURN} (e)  h = Reshape (f, wide)  y = Neg (h)"""
+SHARED_VALUES = HEADS.replace(
+    ">",
+    ", int64[5] one = {0, 2, 1, -1, 4}, int64[5] twice = {1, 1, 3, 1, 1}, int64[4] merged = {0, 6, -1, 4}, "
+    "int64[3] wide = {0, 0, 24}>",
+)
+
+
+def test_heads_that_are_shared_are_repeated_as_rows() -> None:
+    text = f"g (float[B, S, 8] x) => (float[B, S, 24] y) {SHARED_VALUES} {{ {SHARED} }}"
+    assert check_step(text, tidy.run, SIZES) == {"Expand": 1, "Neg": 1, "Reshape": 2}
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("f = Transpose <perm = [0, 2, 1, 3]>", "f = Transpose <perm = [0, 2, 3, 1]>"),
+        ("b = Transpose <perm = [0, 2, 1, 3]>", "b = Transpose <perm = [0, 2, 3, 1]>"),
+        ("y = Neg (h)", "k = ReduceSum (d)  y = Mul (h, k)"),
+        ("y = Neg (h)", "k = ReduceSum (b)  y = Mul (h, k)"),
+        ("int64[5] one = {0, 2, 1, -1, 4}", "int64[5] one = {0, 1, 2, -1, 4}"),
+        ("int64[5] twice = {1, 1, 3, 1, 1}", "int64[5] twice = {3, 1, 1, 1, 1, 1}"),
+    ],
+)  # fmt: skip
+def test_other_repetitions_stay(old: str, new: str) -> None:
+    text = f"g (float[1, 3, 8] x) => (float[] y) {SHARED_VALUES} {{ {SHARED} }}"
+    assert old in text
+    changed = text.replace(old, new)
+    if "one = {0, 1" in new:
+        changed = changed.replace("1, 1, 3, 1, 1", "1, 3, 1, 1, 1")
+    if "{3, 1, 1, 1, 1, 1}" in new:
+        changed = changed.replace("int64[5] twice", "int64[6] twice").replace("merged = {0, 6", "merged = {3, 2")
+        changed = changed.replace("wide = {0, 0, 24}", "wide = {0, 0, 8}")
+    check_step(changed, tidy.run)
+    editor = edit(changed)
+    assert not any(transposes._repeated_heads(editor, node) for node in list(editor.graph.nodes))
 
 
 STAY = {
