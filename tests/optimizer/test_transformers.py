@@ -136,6 +136,25 @@ def test_every_target_computes_what_torch_does(short: Any, target: str) -> None:
             assert report.nodes_after < report.nodes_before
 
 
+OTHER_SIZES: dict[str, dict[str, tuple[int, ...]]] = {
+    "t5": {"input_ids": (3, 13)}, "qwen3": {"input_ids": (3, 13), "attention_mask": (3, 13)},
+}  # fmt: skip
+"""Sizes of which neither was traced."""
+
+
+@pytest.mark.parametrize("short", OTHER_SIZES, indirect=True)
+@pytest.mark.parametrize("target", TARGETS)
+def test_other_sizes_than_were_traced(short: Any, target: str) -> None:
+    family, made, _, path = short
+    inputs = {name: torch.randint(0, 128, size) for name, size in OTHER_SIZES[family].items()}
+    if "attention_mask" in inputs:
+        inputs["attention_mask"] = torch.ones_like(inputs["attention_mask"])
+        inputs["attention_mask"][0, 9:] = 0
+    other = Traceable(made.module, inputs, {})
+    found, _ = error(other, other.expected(), path, target, False)
+    assert found <= SINGLE
+
+
 CASES = [(family, target, fp16) for family in DEEP for target in TARGETS for fp16 in (False, True)]
 if os.environ.get("TRUE_DEPTH") != "all":
     CASES = [(family, target, False) for family, (_, target) in DEEP.items()]
