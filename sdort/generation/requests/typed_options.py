@@ -541,9 +541,9 @@ class DrawnOptions:
         None,
         section="Decoding",
         negated=True,
-        unset="when memory asks for it",
+        unset="on CUDA, elsewhere when memory asks for it",
         help="Decode several images one by one.",
-        doc="Decode one image at a time; by default where memory asks for it.",
+        doc="Decode one image at a time; by default on CUDA, and elsewhere where memory asks for it.",
     )
     lora: Sequence[str | AdapterChoice] = option(
         (),
@@ -771,7 +771,7 @@ class DrawnKeywords(TypedDict, total=False):
     vae_tiling: bool | None
     """Decode in overlapping tiles; by default where memory asks for it."""
     vae_slicing: bool | None
-    """Decode one image at a time; by default where memory asks for it."""
+    """Decode one image at a time; by default on CUDA, and elsewhere where memory asks for it."""
     lora: Sequence[str | AdapterChoice]
     """Adapters (LoRA, LoHa, LoKr, DoRA) as ``FILE`` or ``FILE:SCALE``; none by default. They hold for these images: the
     next call has its own, and switches without loading a model again."""
