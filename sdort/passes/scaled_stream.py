@@ -5,6 +5,9 @@ holds down. A root mean square norm does not see a factor of its input, but for 
 gives what x and epsilon give; nor does a LayerNormalization that reads such a stream too. So all that writes to the
 stream is scaled, weights before they are rounded: by a power of two, which is exact down to fp16's subnormal numbers,
 and costs nothing. A stream goes on in pieces of it, and where it is joined with another one.
+
+Of streams that layer norms alone read, those are scaled to which gated branches are added: Flux' and Stable Diffusion
+3's, which diffusers clips in fp16 (https://github.com/huggingface/diffusers/issues/9097).
 """
 
 from __future__ import annotations
@@ -58,16 +61,19 @@ def run(editor: Editor) -> int:
         norms.setdefault(id(norm.readers[0].inputs[0]), []).append(norm)
     layers: dict[int, list[_Norm]] = {}
     for node in editor.graph.nodes:
-        if node.op == "LayerNormalization" and not node.domain and not _shows_root(editor, node):
+        wide = node.op == "LayerNormalization" and not node.domain and editor.dtype(node.inputs[0]) == np.float32
+        if wide and not _shows_root(editor, node):
             layers.setdefault(id(node.inputs[0]), []).append(_Norm(node, [node]))
     done, streams = set[int](), 0
-    for norm in [norm for found in norms.values() for norm in found]:
+    for norm in [norm for found in (*norms.values(), *layers.values()) for norm in found]:
         tensor = norm.readers[0].inputs[0]
         if id(tensor) in done or _carrier(tensor) is None:
             continue
         stream = _follow(editor, tensor, norms, layers)
         done |= set(stream.tensors)
         if not any(_is_residual(node) for node in stream.sums.values()):
+            continue
+        if not any(key in norms for key in stream.tensors) and not any(map(_is_gated, stream.sums.values())):
             continue
         if stream.outsider:
             warn(
@@ -149,7 +155,7 @@ def _follow(
         made = _carrier(current)
         if made is not None:
             stream.sums[id(made)] = made
-            stack.extend(t for t in _carried(made) if _comes_from_sum(t) or id(t) in norms)
+            stack.extend(t for t in _carried(made) if _comes_from_sum(t) or id(t) in norms or id(t) in layers)
             stack.extend(t for t in made.outputs if t.name)
             if editor.is_output(current):
                 stream.outsider = "the graph's output"
@@ -211,6 +217,12 @@ _STEPS = 32
 
 def _is_residual(node: gs.Node) -> bool:
     return not any(isinstance(tensor, gs.Constant) for tensor in node.inputs)
+
+
+def _is_gated(node: gs.Node) -> bool:
+    """Whether a sum adds a branch times a gate, as blocks do that a timestep modulates."""
+    gates = [producer(tensor, "Mul") for tensor in node.inputs] if node.op == "Add" else []
+    return any(gate is not None and not any(isinstance(t, gs.Constant) for t in gate.inputs) for gate in gates)
 
 
 # --- scaling ---

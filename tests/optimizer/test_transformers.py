@@ -175,6 +175,8 @@ def test_every_block_of_the_true_depth_fuses(family: str, target: str, fp16: boo
 STREAMS = {
     "t5": ({"layers": 2}, "DenseReluDense.wo.weight", 30000, "encoder.final_layer_norm"),
     "z_image": ({"blocks": 2, "refiners": 1}, "norm2.weight", 20000, "all_final_layer.2-1.norm_final"),
+    "flux": ({"double": 2, "single": 1}, "ff.net.2.weight", 100000, "norm_out.norm"),
+    "sd35_medium": ({"blocks": 3, "dual": 1}, "ff.net.2.weight", 100000, "norm_out.norm"),
 }
 """Depth, the weights that write to the residual stream, how much larger they are made, and the norm at its end."""
 
@@ -182,7 +184,7 @@ STREAMS = {
 @pytest.mark.parametrize("target", HALVES)
 @pytest.mark.parametrize("family", STREAMS)
 def test_a_stream_that_passes_fp16_is_computed(family: str, target: str, tmp_path: Path) -> None:
-    """As T5-XXL's and Z-Image's do: each weight fits, and the sum of what they write does not."""
+    """As those of T5-XXL, Z-Image and Flux do: each weight fits, and the sum of what they write does not."""
     depth, writers, factor, norm = STREAMS[family]
     made = built(family, **depth)
     with torch.no_grad():

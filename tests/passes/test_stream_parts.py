@@ -302,3 +302,29 @@ def test_a_norm_behind_a_gate_is_scaled_by_its_weight() -> None:
         assert operators(editor)["Mul"] == 2  # the gate, and the input's
 
     check_step(text, step, weights=weights, rtol=1e-5)
+
+
+GATED = "o = MatMul (z, w)  a = Mul (z, o)  h = Add (x, a)"
+
+
+@pytest.mark.parametrize(
+    ("body", "streams"),
+    [
+        (GATED, 1),
+        (GATED.replace("h = Add (x, a)", "h = Add (a, x)"), 1),
+        ("o = MatMul (z, w)  h = Add (x, o)", 0),
+        (GATED.replace("Mul (z, o)", "Mul (row, o)"), 0),
+        (f"{GATED}  g = Sigmoid (h)  e = Neg (g)", 0),
+    ],
+    ids=["a gate", "a gate, first", "no gate", "a gate of a constant", "read elsewhere"],
+)
+def test_streams_of_layer_norms_alone_are_those_of_gated_branches(body: str, streams: int) -> None:
+    text, weights = graph(f"{body}  y = LayerNormalization <epsilon = 0.5> (h, gamma, b)",
+                          "float[] y, float[] e" if " e = " in body else "float[] y")  # fmt: skip
+
+    def step(editor: Editor) -> None:
+        assert scaled_stream.run(editor) == streams
+        (norm,) = (node for node in editor.graph.nodes if node.op == "LayerNormalization")
+        assert norm.attrs["epsilon"] == 0.5 * (FACTOR**2 if streams else 1)
+
+    check_step(text, step, weights=weights, rtol=1e-5)
