@@ -27,8 +27,14 @@ FACTOR = 2.0**-6
 _NORMS = frozenset({"RMSNormalization", "SimplifiedLayerNormalization"})
 
 
-_PIECES = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Split", "Identity", "Concat"})
-"""Operators that hand the elements of a stream on; Pad does with zeros beside them."""
+_PIECES: dict[str, tuple[int, ...]] = {
+    **dict.fromkeys(
+        ("Reshape", "Squeeze", "Unsqueeze", "Transpose", "Slice", "Gather", "Split", "Identity", "Pad"), (0,)
+    ),
+    **dict.fromkeys(("ScatterElements", "ScatterND"), (0, 2)),
+    "Where": (1, 2),
+}
+"""Operators that hand the elements of a stream on, and the inputs that they have them of; beside Concat."""
 
 
 @dataclass
@@ -182,18 +188,23 @@ def _hands_on(node: gs.Node) -> bool:
         filled = node.inputs[2:3]
         zeros = not filled or not filled[0].name or scalar(filled[0]) == 0
         return zeros and node.attrs.get("mode", "constant") == "constant"
-    return node.op in _PIECES
+    if node.attrs.get("reduction", "none") not in ("none", b"none"):
+        return False
+    return node.op in _PIECES or node.op == "Concat"
+
+
+def _places(node: gs.Node) -> tuple[int, ...]:
+    """The inputs of a sum, or of what hands elements on, whose elements are in the result."""
+    return _PIECES.get(node.op, tuple(range(len(node.inputs))))
 
 
 def _carried(node: gs.Node) -> list[gs.Tensor]:
-    """The inputs of a sum, or of what hands on elements, whose elements are in the result."""
-    return list(node.inputs) if node.op in ("Add", "Concat") else list(node.inputs[:1])
+    return [node.inputs[index] for index in _places(node)]
 
 
 def _reads(node: gs.Node, tensor: gs.Tensor) -> bool:
-    return any(each is tensor for each in _carried(node)) and sum(each is tensor for each in node.inputs) == sum(
-        each is tensor for each in _carried(node)
-    )
+    """Whether a node has a tensor's elements, and does not read it as anything else, as a shape or an index."""
+    return all(index in _places(node) for index, each in enumerate(node.inputs) if each is tensor)
 
 
 def _comes_from_sum(tensor: gs.Tensor) -> bool:
@@ -232,7 +243,8 @@ def _scale(editor: Editor, stream: _Stream, norms: dict[int, list[_Norm]]) -> No
     inside = {id(node) for node in stream.sums.values()}
     scaled: dict[int, gs.Tensor] = {}
     for node in stream.sums.values():
-        for index, tensor in enumerate(_carried(node)):
+        for index in _places(node):
+            tensor = node.inputs[index]
             if isinstance(tensor, gs.Constant):
                 node.inputs[index] = _constant(editor, tensor)
             elif not any(id(made) in inside for made in tensor.inputs):

@@ -237,12 +237,17 @@ PIECES = {
     "joined with an input": "k = Concat <axis = 0> (z, h)",
     "joined with a constant": "k = Concat <axis = 0> (h, table)",
     "padded": "k = Pad (h, ends)",
+    "chosen": "c = Greater (x, z)  k = Where (c, h, table5)",
+    "with elements of its own": "k = ScatterElements <axis = 0> (h, first2, row2)",
+    "as what is put in": "k = ScatterND (table, place, h)",
     "padded with a zero": "k = Pad (h, ends, zero)",
     "read by two norms": f"k = Slice (h, first, second, axis0)  g = {NORM} (h, gamma)",
     "summed again": "k0 = Slice (h, first, second, axis0)  o2 = MatMul (z, v)  k1 = Slice (o2, first, second, axis0)  "
     "k = Add (k0, k1)",
 }
 STAY = {
+    "chosen by it": "c = Cast <to = 9> (h)  k = Where (c, h, z)",
+    "with elements added": 'k = ScatterElements <axis = 0, reduction = "add"> (h, first2, row2)',
     "padded with ones": "k = Pad (h, ends, one)",
     "padded with what is there": 'k = Pad <mode = "edge"> (h, ends)',
     "a function of a piece": "k0 = Slice (h, first, second, axis0)  k = Sigmoid (k0)  g = RMSNormalization (h, gamma)",
@@ -251,7 +256,9 @@ STAY = {
 PLACES: dict[str, Array] = {
     "plain": np.array([5, 8]), "first": np.array([0]), "second": np.array([3]), "axis0": np.array([0]),
     "cube": np.array([5, 1, 8]), "cut": np.array([2, 3]), "ends": np.array([1, 0, 2, 0]),
-    "zero": np.array(0, np.float32),
+    "zero": np.array(0, np.float32), "table5": RNG.standard_normal((5, 8)).astype(np.float32),
+    "first2": np.array([[3, 1]]), "row2": np.array([[0.5, -2]], np.float32),
+    "place": np.array([[0], [2], [4], [6], [7]]),
 }  # fmt: skip
 
 
