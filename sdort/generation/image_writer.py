@@ -8,6 +8,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+from sdort.errors import SdortError
 from sdort.generation.result import Image
 from sdort.machine.phases import phase
 
@@ -34,15 +35,16 @@ class ImageWriter:
         return self
 
     def __exit__(self, kind: object, *_: object) -> None:
-        try:
-            self._finish(0)
-        finally:
-            # After an error the images behind it are written all the same.
+        with phase("image files"):
             self._threads.shutdown()
-            for number, image, writing in self._waiting:
-                if writing is None or not writing.exception():
-                    self._done(number, replace(image, path=writing.result() if writing else None))
-            self._waiting.clear()
+        failure: SdortError | None = None
+        while self._waiting:
+            try:
+                self._finish(len(self._waiting) - 1)
+            except SdortError as error:  # the images behind it are there all the same
+                failure = failure or error
+        if failure and kind is None:
+            raise failure
 
     def take(self, number: int, image: Image, write: Callable[[], Path] | None) -> None:
         """Take an image.

@@ -73,10 +73,10 @@ def write_all(files: Files, done: list[int], count: int, error: Exception | None
 
 
 def test_a_file_that_cannot_be_written_ends_it_and_the_others_are_written() -> None:
-    files, done = Files(1), list[int]()
+    files, done = Files(1, 3), list[int]()
     with pytest.raises(OutputError, match="cannot write 1"):
-        write_all(files, done, 4)
-    assert done == [number for number in sorted(files.begun) if number != 1]
+        write_all(files, done, 6)
+    assert done == [number for number in sorted(files.begun) if number not in files.bad]
 
 
 def test_what_ends_the_drawing_does_not_take_the_images_away() -> None:
