@@ -15,27 +15,28 @@ from sdort.cli.reporting import reporting
 from sdort.errors import SdortError
 from sdort.machine.version import __version__
 
-COMMANDS = (
-    "export",
-    "optimize",
-    "run",
-    "batch",
-    "serve",
-    "upscale",
-    "verify",
-    "bench",
-    "inspect",
-    "fusions",
-    "warm",
-    "add",
-    "list",
-    "remove",
-    "integrate",
-    "tuning",
-    "cache",
-    "ops",
-    "doctor",
-)
+COMMANDS = {
+    "export": "Export a Stable Diffusion pipeline to ONNX.",
+    "optimize": "Fuse the operators of a model for an execution provider.",
+    "run": "Generate images from text.",
+    "batch": "Draw a file of prompts; the same command goes on after a kill.",
+    "serve": "Serve images over HTTP: a page, OpenAI's API and A1111's.",
+    "upscale": "Make images larger with an upscaler (ESRGAN and its kin).",
+    "verify": "Compare a pipeline with what it was made from.",
+    "bench": "Measure a pipeline: each component, and whole images.",
+    "inspect": "Show the operators, inputs, outputs and weights of a model.",
+    "fusions": "List and describe what sdort optimize fuses.",
+    "warm": "Compile and tune a pipeline ahead of time.",
+    "add": "Give a model a name, for run, bench, verify, warm and inspect.",
+    "list": "Show the models that have names.",
+    "remove": "Take a name away from a model.",
+    "integrate": "Install sdort's nodes in the program that you use.",
+    "tuning": "List, check, export and import the results of tuning.",
+    "cache": "Show and remove what sdort keeps between runs.",
+    "ops": "Build, list and tune sdort's operators for CPU and GPU.",
+    "doctor": "Examine this machine: ONNX Runtime, GPUs, drivers, caches.",
+}
+"""The commands in the order of ``sdort --help``, each with the first sentence of its own help."""
 
 _VERBOSE_HELP = "Say more; show tracebacks."
 _QUIET_HELP = "Say only what went wrong."
@@ -78,6 +79,11 @@ class CommandGroup(click.Group):
                 subcommand.params.extend(_verbosity_options())
             self.add_command(command, cmd_name)
         return self.commands[cmd_name]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what the commands are without their modules, whose options are half of the time of ``sdort --help``."""
+        with formatter.section("Commands"):
+            formatter.write_dl([*COMMANDS.items()])
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         # Read from the raw arguments: a usage error is raised before any option has a value.

@@ -86,6 +86,13 @@ def test_help_lists_every_command() -> None:
     assert [line.split()[0] for line in listed.splitlines() if line[2] != " "] == list(COMMANDS)
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help_says_of_a_command_what_its_own_help_begins_with(name: str) -> None:
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    assert COMMANDS[name] == command.get_short_help_str(limit=200)
+
+
 def test_version() -> None:
     assert CliRunner().invoke(cli, ["--version"]).output == f"sdort {sdort.__version__}\n"
 
