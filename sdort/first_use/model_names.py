@@ -14,10 +14,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from sdort.checkpoints.config_schemas import PUBLISHED_INDEX
+from sdort.checkpoints.configs import INDEX, read_config
 from sdort.console import document, warn
 from sdort.demo import DEMO_NAMES
 from sdort.errors import BadModelError, OutputError, UsageError, nearest_name
 from sdort.errors.plain_text import cut
+from sdort.exporter.component_configs import DOWNLOAD_AGAIN
+from sdort.exporter.pipeline_parts import check_parts
 from sdort.files.input_file import read_input
 from sdort.files.json_text import parse_json
 from sdort.files.staging import locked, write_atomically
@@ -71,7 +75,8 @@ def add_model(path: str | Path, name: str | None = None, *, overwrite: bool = Fa
 
     Raises:
         UsageError: there is nothing at ``path``, or the name cannot be one or is taken.
-        BadModelError: the file is none that can be drawn with.
+        BadModelError: the file is none that can be drawn with, or the folder is of a pipeline with models that sdort
+            does not export.
         OutputError: the names cannot be written.
 
     Example:
@@ -82,6 +87,9 @@ def add_model(path: str | Path, name: str | None = None, *, overwrite: bool = Fa
     if not found.exists():
         raise not_there(str(path))
     refuse_other(found, unknown=False)
+    if (found / INDEX).is_file() and not any(found.glob("*/*.onnx")):
+        index = read_config(found / INDEX, "the pipeline's index", DOWNLOAD_AGAIN, schema=PUBLISHED_INDEX)
+        check_parts(index, found.resolve().name)
     found = found.absolute()
     chosen = _checked_name(
         name if name is not None else found.name.removesuffix(".safetensors"), given=name is not None
