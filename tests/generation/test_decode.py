@@ -233,7 +233,7 @@ def test_memory_is_asked_for_where_something_is_left_to_decide(
 class Failing:
     """A session that runs out of memory with more than so many latent pixels at once."""
 
-    others = ()
+    others, provider = (), CPU
 
     def __init__(self, session: Any, most: int) -> None:
         self.inputs, self.outputs = session.inputs, session.outputs
@@ -294,7 +294,7 @@ def test_a_static_batch_is_sliced_in_its_own_size(tiny: Tiny) -> None:
 class Drawn:
     """A session of fp16 whose pixels each are their own latent; of its calls, those in ``fails`` run out of memory."""
 
-    component, others = "vae_decoder", ()
+    component, others, provider = "vae_decoder", (), CPU
 
     def __init__(self, batch: int | str, *fails: int) -> None:
         self.inputs = {"z": TensorSpec("z", np.dtype("float32"), (batch, 4, "h", "w"))}

@@ -23,6 +23,7 @@ from sdort.errors import MemoryShortageError, ProviderError, UsageError
 from sdort.generation.latents import decode
 from sdort.generation.latents.decode import Decoder, Plan, Planner
 from sdort.graph.signature import TensorSpec
+from sdort.providers import CPU
 from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.runtime_options import RuntimeOptions, read_devices
 from sdort.runtime import probe
@@ -275,7 +276,7 @@ def test_images_are_decoded_by_every_device(batch: int | str, slicing: bool, siz
     ran: list[tuple[int, int]] = []
 
     class Doubling:
-        component = "vae_decoder"
+        component, provider = "vae_decoder", CPU
         inputs, outputs = (
             {"z": TensorSpec("z", np.dtype("f4"), (batch, 4, "h", "w"))},
             [TensorSpec("y", np.dtype("f4"), ())],
