@@ -21,7 +21,13 @@ from sdort.exporter.vae_parts import VaePart, read_vae
 from sdort.families.component_names import DECODER
 from sdort.pipelines.folder import read_scheduler_config
 from sdort.pipelines.origin import ORIGIN, has_mark, origin_mark
-from sdort.samplers.scheduler_names import check_noise_process, find_scheduler
+from sdort.samplers.scheduler_names import (
+    check_noise_process,
+    check_not_of_flow,
+    find_scheduler,
+    flow_scheduler,
+    is_flow,
+)
 
 MADE_WITH = "made_with"
 """The manifest's field with the options by which the checkpoint was read."""
@@ -136,6 +142,10 @@ def _with_scheduler(source: Source, replaced: Replacements, folder: Path) -> Sou
     if replaced.scheduler:
         check_noise_process(config, source.name, replaced.scheduler)
         class_name, additions = find_scheduler(replaced.scheduler)
+        if is_flow(config):
+            class_name, additions = flow_scheduler(class_name, additions, config)
+        else:
+            check_not_of_flow(class_name, source.name, config)
         config |= {**additions, "_class_name": class_name}
     if replaced.prediction_type:
         config["prediction_type"] = replaced.prediction_type

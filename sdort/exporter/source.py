@@ -29,7 +29,7 @@ from sdort.files.model_folder import check_model_folder
 from sdort.graph.weights import Weight
 from sdort.pipelines.explain_path import no_diffusers_pipeline
 from sdort.pipelines.folder import read_scheduler_config
-from sdort.samplers.scheduler_names import noise_process
+from sdort.samplers.scheduler_names import is_flow, noise_process
 
 LONE = {"ControlNetModel": "controlnet", "T2IAdapter": "adapter"}
 """Classes of components that are published in folders of their own -> their names in a pipeline's index."""
@@ -335,7 +335,7 @@ def _tell_noise_process(source: Source) -> None:
     if not source.part("scheduler").is_dir():
         return  # refused where its files are copied
     config = read_scheduler_config(source.part("scheduler"))
-    if process := noise_process(config):
+    if not is_flow(config) and (process := noise_process(config)):
         warn(
             f"{source.name} is a model of {process}: its components are exported, and sdort run does not draw with its "
             f"scheduler, {config.get('_class_name')}, nor with another"

@@ -802,10 +802,10 @@ class TextToImage:
         return self.controls.use(stage.controls, stage.size, self.sessions[self.denoiser], guess=request.guess_mode)
 
     def _steps(self, request: Request, stage: Stage) -> PartSteps:
-        return PartSteps(sampler_of(self.schedule, request, stage.schedule), stage.part)
+        return PartSteps(sampler_of(self.schedule, request, stage.schedule, stage.size), stage.part)
 
     def _recurrence(self, request: Request, stage: Stage) -> Recurrence | None:
-        return cached_recurrence(self.schedule, request, stage.schedule, stage.part)
+        return cached_recurrence(self.schedule, request, stage.schedule, stage.part, stage.size)
 
     def _previews(
         self, request: Request, stage: Stage, guidance: Sequence[float], seeds: Sequence[ImageSeed]

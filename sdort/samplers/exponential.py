@@ -13,16 +13,21 @@ from typing import ClassVar
 import numpy as np
 
 from sdort.graph.signature import Array
+from sdort.samplers.flow_levels import shift_of, shifted, stretched
 from sdort.samplers.lagrange import lagrange_times_exponential
 from sdort.samplers.noise_level import Level
 from sdort.samplers.sampler import Draw, FormulaSampler
 from sdort.samplers.settings import (
+    ANY_PREDICTION,
+    CHOSEN_SIGMAS,
+    FLOW,
     PREDICTION,
     Setting,
     Settings,
     chosen_sigma_settings,
     flag,
     flow_settings,
+    no_flow_settings,
     noise_settings,
     one_of,
     real,
@@ -34,11 +39,14 @@ from sdort.samplers.spacing import SigmaTable, chosen_sigmas, log_sigmas, spaced
 FEW_STEPS = 15
 """Below this number of steps the last ones take a lower order, which is steadier: as the authors' own code."""
 
+_LEAST_SIGNAL = 1e-6
+"""Signal that UniPC leaves in the pure noise of flow matching: diffusers' own."""
+
 _SHARED: Settings = {
     **noise_settings(),
     **chosen_sigma_settings(),
     **threshold_settings(),
-    **flow_settings(),
+    **no_flow_settings(),
     "prediction_type": PREDICTION,
     "solver_order": one_of(2, 1, 3),
 }
@@ -56,11 +64,21 @@ _DPM: Settings = {
 class _Exponential(FormulaSampler):
     sigmas: list[float]
     """[calls + 1]: the noise beside a signal of 1 before each call, and after the last."""
+    flow = False
+    """Whether noise levels are flow matching's."""
     rounds_cosine: ClassVar[bool] = True
     """Whether timesteps of chosen noise levels are rounded for the cosine schedule too."""
 
     def prepare(self) -> None:
+        self._outputs: list[Array] = []  # what the model predicted at the last calls, the newest first
+        self._taken = 0
         table = SigmaTable(self.shares)
+        self.flow = bool(self.values["use_flow_sigmas"])
+        if self.flow:
+            self._prepare_flow(table)
+            return
+        if self.prediction == FLOW:
+            raise ValueError("its model predicts a flow, and its noise levels are not flow matching's")
         high, low = float(table.sigmas[-1]), float(table.sigmas[0])
         karras = bool(self.values["use_karras_sigmas"])
         lambdas = bool(self.values.get("use_lu_lambdas")) and not karras
@@ -73,8 +91,27 @@ class _Exponential(FormulaSampler):
             rounds = self.rounds_cosine or self.values["beta_schedule"] != "squaredcos_cap_v2"
             self.timesteps = whole_timesteps(table.times(chosen), rounded=(karras or lambdas) and rounds)
             self.sigmas = [*chosen.tolist(), self.final_sigma(table, float(chosen[-1]))]
-        self._outputs: list[Array] = []  # what the model predicted at the last calls, the newest first
-        self._taken = 0
+
+    def _prepare_flow(self, table: SigmaTable) -> None:
+        if other := next((key for key in (*CHOSEN_SIGMAS, "use_lu_lambdas") if self.values.get(key)), None):
+            raise ValueError(f"use_flow_sigmas and {other} are on, and only one can be")
+        noises = self.flow_noises()
+        self.timesteps = (noises * self.trained).astype(np.int64)
+        noises = np.append(noises, self.final_sigma(table, float(noises[-1])))
+        # In fp32 as diffusers has them: near pure noise the rest of the signal is their rounding.
+        noises = noises.astype(np.float32).astype(np.float64)
+        self.sigmas = (noises / (1 - noises)).tolist()
+
+    def flow_noises(self) -> Array:
+        """The noise of flow matching before each call, float64 [steps]."""
+        raise NotImplementedError
+
+    @property
+    def last_time(self) -> int:
+        return self.trained if self.flow else self.trained - 1
+
+    def level_at(self, timestep: float) -> Level:
+        return Level.of_flow(timestep / self.trained) if self.flow else super().level_at(timestep)
 
     def spaced(self, table: SigmaTable) -> Array:
         """The timesteps of a schedule that chooses no noise levels, int64."""
@@ -85,7 +122,8 @@ class _Exponential(FormulaSampler):
         return 0.0 if self.values["final_sigmas_type"] == "zero" else float(table.sigmas[0])
 
     def level(self, call: int) -> Level:
-        return Level.of_sigma(self.sigmas[call])
+        sigma = self.sigmas[call]
+        return Level.of_flow(sigma / (1 + sigma)) if self.flow else Level.of_sigma(sigma)
 
     def width(self, first: int, last: int) -> float:
         """How far lambda goes from one call to another; infinite to the image itself."""
@@ -163,12 +201,19 @@ class DPMSolverMultistepScheduler(_DpmSolver):
 
     settings: ClassVar[Settings] = {
         **_DPM,
+        **flow_settings(),
         **spacing_settings("linspace"),
+        "prediction_type": ANY_PREDICTION,
         "lower_order_final": flag(True),
         "euler_at_final": flag(False),
         "use_lu_lambdas": flag(False),
     }
     rounds_cosine = False
+
+    def flow_noises(self) -> Array:
+        # From the last trained level but one, and not from pure noise.
+        noises = 1 - np.linspace(1, 1 / self.trained, self.steps + 1)
+        return shifted(noises, shift_of(self.values, "flow_shift"))[::-1][:-1]
 
     def spaced(self, table: SigmaTable) -> Array:
         last = self.trained - self.clipped(table)
@@ -284,19 +329,28 @@ class UniPCMultistepScheduler(_Exponential):
 
     settings: ClassVar[Settings] = {
         **_SHARED,
+        **flow_settings(),
         **spacing_settings("linspace"),
+        "prediction_type": ANY_PREDICTION,
         "solver_type": one_of("bh2", "bh1", "midpoint", "heun", "logrho"),
         "predict_x0": one_of(True),
         "lower_order_final": flag(True),
         "disable_corrector": Setting([], lambda value: isinstance(value, list)),
         "solver_p": one_of(None),
         "final_sigmas_type": one_of("zero", "sigma_min"),
-        "shift_terminal": one_of(None),
+        "shift_terminal": real(None, 0, 1),
     }
     _corrected: Array | None = None
     """The latents before the last call, corrected."""
     _order = 1
     """Of the last call."""
+
+    def flow_noises(self) -> Array:
+        noises = np.linspace(1, 1 / self.trained, self.steps + 1)[:-1]
+        noises = stretched(shifted(noises, shift_of(self.values, "flow_shift")), self.values["shift_terminal"])
+        # Without a signal the logarithm of the signal beside the noise has no value.
+        noises[0] -= _LEAST_SIGNAL if abs(noises[0] - 1) < _LEAST_SIGNAL else 0.0
+        return noises
 
     def final_sigma(self, table: SigmaTable, chosen: float | None) -> float:
         if self.values["final_sigmas_type"] == "zero":

@@ -11,6 +11,7 @@ from sdort.samplers.exponential import (
     DPMSolverSinglestepScheduler,
     UniPCMultistepScheduler,
 )
+from sdort.samplers.flow_matching import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from sdort.samplers.growing_noise import (
     EulerAncestralDiscreteScheduler,
     EulerDiscreteScheduler,
@@ -33,6 +34,8 @@ SAMPLER_CLASSES: Mapping[str, type[FormulaSampler]] = {
         DPMSolverSinglestepScheduler,
         EulerAncestralDiscreteScheduler,
         EulerDiscreteScheduler,
+        FlowMatchEulerDiscreteScheduler,
+        FlowMatchHeunDiscreteScheduler,
         HeunDiscreteScheduler,
         KDPM2AncestralDiscreteScheduler,
         KDPM2DiscreteScheduler,

@@ -3,6 +3,7 @@
 A model is trained on ``signal * image + noise * gaussian``, ``signal^2 + noise^2 = 1``. The table of a model has the
 signal's share ``signal^2``, diffusers' ``alphas_cumprod``, at each timestep
 (DDPM, https://arxiv.org/abs/2006.11239, equation 4).
+Of flow matching signal and noise add up to 1, and the model predicts the gaussian minus the image.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from sdort.graph.signature import Array
-from sdort.samplers.settings import ZERO_SNR
+from sdort.samplers.settings import FLOW, ZERO_SNR
 
 LEAST_SHARE = 2.0**-24
 """The share of the signal at the last timestep of zero terminal SNR, where a sampler divides by it."""
@@ -39,10 +40,17 @@ class Level:
         signal = 1 / math.sqrt(sigma * sigma + 1)
         return cls(signal, sigma * signal)
 
+    @classmethod
+    def of_flow(cls, noise: float) -> Level:
+        """The level on flow matching's straight line from image to noise (https://arxiv.org/abs/2210.02747)."""
+        return cls(1 - noise, noise)
+
     def image(self, prediction: str, output: Array, latents: Array) -> Array:
         """The image that a model's output predicts (v: https://arxiv.org/abs/2202.00512, appendix D)."""
         if prediction == "epsilon":
             return (latents - self.noise * output) * (1 / self.signal)
+        if prediction == FLOW:
+            return latents - self.noise * output
         return self.signal * latents - self.noise * output if prediction == "v_prediction" else output
 
     def gaussian(self, prediction: str, output: Array, latents: Array) -> Array:
@@ -51,6 +59,8 @@ class Level:
             return output
         if prediction == "v_prediction":
             return self.signal * output + self.noise * latents
+        if prediction == FLOW:
+            return latents + self.signal * output
         return (latents - self.signal * output) * (1 / self.noise)
 
     def mixed(self, image: Array, gaussian: Array) -> Array:

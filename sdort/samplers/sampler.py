@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
+
 from sdort.graph.signature import Array
 from sdort.samplers.noise_level import LEAST_SHARE, Level, trained_shares
-from sdort.samplers.settings import Settings
+from sdort.samplers.settings import FLOW, Settings
 
 Draw = Callable[[], Array]
 """Gives noise of unit variance, of the latents' shape."""
@@ -31,9 +33,19 @@ class Sampler(ABC):
     trained: int
     """Number of trained timesteps."""
     shares: Array
-    """[trained]: the signal's share at every trained timestep, diffusers' ``alphas_cumprod``."""
+    """[trained]: the signal's share at every trained timestep, diffusers' ``alphas_cumprod``; samplers of flow matching
+    alone have none."""
     prediction: str
-    """``epsilon``, ``v_prediction`` or ``sample``."""
+    """``epsilon``, ``v_prediction``, ``sample`` or ``flow_prediction``."""
+
+    @property
+    def last_time(self) -> int:
+        """The highest timestep that was trained."""
+        return self.trained - 1
+
+    def level_at(self, timestep: float) -> Level:
+        """The level of noise at a timestep, which may lie between trained ones."""
+        return Level.of_share(float(np.interp(timestep, np.arange(len(self.shares)), self.shares)))
 
     def begin_at(self, call: int) -> None:  # noqa: B027 - most need not know
         """Say at which call the walk begins, before it does."""
@@ -76,8 +88,9 @@ class FormulaSampler(Sampler):
         self.name = type(self).__name__
         self.values, self.steps, self.eta = values, steps, eta
         self.trained = int(values["num_train_timesteps"])
-        self.prediction = str(values["prediction_type"])
-        self.shares = trained_shares(values, self.least_share)
+        self.prediction = str(values.get("prediction_type", FLOW))
+        if "beta_schedule" in values:
+            self.shares = trained_shares(values, self.least_share)
         self.prepare()
 
     @abstractmethod

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from sdort.errors import BadModelError, UsageError, nearest_name
+from sdort.samplers.settings import FLOW
 
 Config = dict[str, Any]
 
@@ -93,11 +94,28 @@ WITHOUT_SPACING = frozenset({_SINGLESTEP})
 WITH_ETA = frozenset({"DDIMScheduler", "TCDScheduler"})
 """Classes whose steps take ``eta``, the share of new noise."""
 
+FLOW_CLASSES = {
+    "EulerDiscreteScheduler": "FlowMatchEulerDiscreteScheduler",
+    "HeunDiscreteScheduler": "FlowMatchHeunDiscreteScheduler",
+    **{
+        name: name
+        for name in (
+            "FlowMatchEulerDiscreteScheduler",
+            "FlowMatchHeunDiscreteScheduler",
+            _MULTISTEP,
+            "UniPCMultistepScheduler",
+        )
+    },
+}
+"""Class of a sampler -> the one that takes its place with a model of flow matching."""
+OF_FLOW = frozenset(name for name in FLOW_CLASSES.values() if name.startswith("FlowMatch"))
+"""Classes that serve models of flow matching alone."""
+
 _BETAS = ("beta_schedule", "beta_start", "trained_betas")
-_FLOW = ("flow", "flow_prediction")
+_FLOW = ("flow", FLOW)
 """Keys of configs of schedulers with a table of betas, and predictions of flow matching."""
 
-CLASSES = frozenset(sampler.class_name for sampler in SAMPLERS.values())
+CLASSES = OF_FLOW | {sampler.class_name for sampler in SAMPLERS.values()}
 """Diffusers' classes that are known here."""
 
 
@@ -153,6 +171,90 @@ def has_betas(config: Mapping[str, Any]) -> bool:
     return any(config.get(key) for key in _BETAS)
 
 
+def is_flow(config: Mapping[str, Any]) -> bool:
+    """Whether a scheduler's config is of flow matching with noise levels on the straight line from image to noise."""
+    return str(config.get("_class_name")).startswith("FlowMatch") or bool(config.get("use_flow_sigmas"))
+
+
+def flow_scheduler(class_name: str, additions: Mapping[str, Any], config: Mapping[str, Any]) -> tuple[str, Config]:
+    """The sampler of a model of flow matching in the place of another one, and additions to the config of the model's.
+
+    Args:
+        class_name: of :func:`find_scheduler`, and so are ``additions``.
+        config: of the model's own scheduler.
+
+    Raises:
+        UsageError: flow matching has no such sampler, or the sampler no such noise levels.
+        BadModelError: the model predicts something else than such a sampler takes.
+    """
+    flow_class = FLOW_CLASSES.get(class_name)
+    if flow_class is None or additions.get("algorithm_type") == "sde-dpmsolver++":
+        raise UsageError(
+            f"{class_name} does not draw with a model of flow matching",
+            hint="These do: euler, heun, dpm++-2m, unipc.",
+        )
+    alone = flow_class in OF_FLOW
+    predicts = config.get("prediction_type", "epsilon")
+    if alone and not _is_alone(config) and predicts != FLOW:
+        raise BadModelError(
+            f"{flow_class} takes predictions of a flow, and the model of this {config.get('_class_name')} predicts "
+            f"{predicts}",
+            hint="Leave out --scheduler.",
+        )
+    if flow_class != "FlowMatchEulerDiscreteScheduler" and any(additions.get(key) for key in _SIGMAS):
+        raise UsageError(
+            f"{flow_class} has only flow matching's own noise levels with such a model",
+            hint="euler has others: euler-karras, euler-exponential, euler-beta.",
+        )
+    if "timestep_spacing" in additions:
+        check_flow_spacing(flow_class, str(additions["timestep_spacing"]))
+    shift = config.get("shift", config.get("flow_shift", 1.0))
+    if alone:
+        return flow_class, {"timestep_spacing": "linspace", **additions, "shift": shift}
+    prediction = FLOW if _is_alone(config) else predicts
+    return flow_class, {**additions, "use_flow_sigmas": True, "prediction_type": prediction, "flow_shift": shift}
+
+
+def _is_alone(config: Mapping[str, Any]) -> bool:
+    """Whether a config is of a class that serves flow matching alone, whose models predict a flow."""
+    return str(config.get("_class_name")).startswith("FlowMatch")
+
+
+def check_not_of_flow(class_name: str, place: object, config: Mapping[str, Any]) -> None:
+    """Refuse a sampler of flow matching for a model of betas.
+
+    Args:
+        place: where the model's own scheduler lies, for the message.
+        config: of that.
+
+    Raises:
+        UsageError: it is one.
+    """
+    if class_name in OF_FLOW:
+        raise UsageError(
+            f"{class_name} is for models of flow matching",
+            hint=f"The scheduler of {place} is a {config.get('_class_name')}: --scheduler euler or heun go with both.",
+        )
+
+
+def shift_setting(class_name: str) -> str:
+    """The setting of a class that has the shift of flow matching's noise levels."""
+    return "shift" if class_name in OF_FLOW else "flow_shift"
+
+
+def check_flow_spacing(class_name: str, spacing: str) -> None:
+    """Refuse a timestep spacing that a sampler of flow matching has not.
+
+    Raises:
+        UsageError: which one it is.
+    """
+    if class_name not in OF_FLOW or spacing == "leading":
+        raise UsageError(
+            f"{class_name} has no {spacing} timesteps with a model of flow matching",
+            hint="euler and heun have linspace and trailing.",
+        )
+
+
 def noise_process(config: Mapping[str, Any]) -> str | None:
     """The process of noise that a model was trained with, by its scheduler's config, where it is none of sdort's.
 
@@ -165,7 +267,7 @@ def noise_process(config: Mapping[str, Any]) -> str | None:
         It in words; None for one of betas.
     """
     name = str(config.get("_class_name"))
-    if name.startswith("FlowMatch") or config.get("use_flow_sigmas") or config.get("prediction_type") in _FLOW:
+    if is_flow(config) or config.get("prediction_type") in _FLOW:
         return "flow matching (Flux, SD 3)"
     if name.startswith("EDM") or ("sigma_data" in config and not has_betas(config)):
         return "EDM's continuous noise levels (Playground v2.5, CosXL)"
@@ -177,6 +279,8 @@ def noise_process(config: Mapping[str, Any]) -> str | None:
 def check_noise_process(config: Mapping[str, Any], place: object, asked: str | None) -> None:
     """Refuse a model of another process of noise than sdort's schedulers have, whichever of them is asked for.
 
+    Those of flow matching have samplers of their own: :func:`flow_scheduler`.
+
     Args:
         config: of the model's own scheduler.
         place: where that lies, for the message.
@@ -186,7 +290,7 @@ def check_noise_process(config: Mapping[str, Any], place: object, asked: str | N
         BadModelError: it is.
     """
     process = noise_process(config)
-    if process is None:
+    if process is None or is_flow(config):
         return
     instead = f"; {asked} would draw noise with it" if asked else ""
     raise BadModelError(

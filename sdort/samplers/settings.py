@@ -48,8 +48,15 @@ def unread(default: Any) -> Setting:
     return Setting(default, lambda value: True)
 
 
+FLOW = "flow_prediction"
+"""The prediction of flow matching: the noise minus the image."""
 PREDICTION = one_of("epsilon", "v_prediction", "sample")
+ANY_PREDICTION = one_of("epsilon", "v_prediction", "sample", FLOW)
 ZERO_SNR = "rescale_betas_zero_snr"
+LEAST_SHIFT = 1e-3
+"""Least shift of flow matching's noise levels, which are divided by it."""
+IMAGE_TOKENS = "image_tokens"
+"""Number of an image's tokens, which a request says and no config; None for as many as the config has at most."""
 SIGMA_RANGE: Settings = {"sigma_min": real(None, 0), "sigma_max": real(None, 0)}
 """The ends of chosen noise levels. Diffusers' classes read them from a config even where they are no settings of the
 class."""
@@ -85,13 +92,31 @@ def threshold_settings() -> dict[str, Setting]:
     return {"thresholding": one_of(False), "dynamic_thresholding_ratio": unread(0.995), "sample_max_value": unread(1.0)}
 
 
-def flow_settings() -> dict[str, Setting]:
-    """Settings of classes that serve models of flow matching too."""
+def no_flow_settings() -> dict[str, Setting]:
+    """Settings of classes that serve models of flow matching in diffusers alone."""
     return {
         "use_flow_sigmas": one_of(False),
         "flow_shift": unread(1.0),
         "use_dynamic_shifting": one_of(False),
         "time_shift_type": unread("exponential"),
+    }
+
+
+def flow_settings() -> dict[str, Setting]:
+    """Settings of classes that serve models of flow matching too."""
+    return {"use_flow_sigmas": flag(False), "flow_shift": real(1.0, LEAST_SHIFT), **shifting_settings()}
+
+
+def shifting_settings() -> dict[str, Setting]:
+    """Settings of noise levels that are shifted by the number of an image's tokens."""
+    return {
+        "use_dynamic_shifting": flag(False),
+        "time_shift_type": one_of("exponential", "linear"),
+        "base_shift": real(0.5),
+        "max_shift": real(1.15),
+        "base_image_seq_len": whole(256, 1),
+        "max_image_seq_len": whole(4096, 1),
+        IMAGE_TOKENS: Setting(None, lambda value: value is None or (type(value) is int and value > 0)),
     }
 
 

@@ -470,7 +470,7 @@ def test_a_pipeline_of_a_module_beside_it_is_one_of_its_class(tmp_path: Path) ->
     ("config", "process"),
     [
         ({"_class_name": "PNDMScheduler", "beta_start": 0.1}, None),
-        ({"_class_name": "FlowMatchEulerDiscreteScheduler"}, "flow matching"),
+        ({"_class_name": "FlowMatchEulerDiscreteScheduler"}, None),
         ({"_class_name": "EDMEulerScheduler", "sigma_data": 0.5}, "EDM's continuous"),
     ],
     ids=["betas", "flow", "edm"],

@@ -22,9 +22,6 @@ FOREIGN: list[dict[str, Any]] = [
     {"_class_name": "EDMEulerScheduler", "sigma_data": 1.0, "prediction_type": "v_prediction"},
     {"_class_name": "EulerDiscreteScheduler", "sigma_data": 0.5, "sigma_max": 80.0},  # replaced by hand
     {"_class_name": "EulerDiscreteScheduler", "timestep_type": "continuous", "sigma_max": 700.0, "sigma_min": 0.002},
-    {"_class_name": "FlowMatchEulerDiscreteScheduler", "shift": 3.0},
-    {"_class_name": "FlowMatchHeunDiscreteScheduler"},
-    {"_class_name": "UniPCMultistepScheduler", "use_flow_sigmas": True, "prediction_type": "flow_prediction"},
     {"_class_name": "DPMSolverMultistepScheduler", "beta_schedule": "linear", "prediction_type": "flow_prediction"},
 ]
 

@@ -27,6 +27,7 @@ from sdort.graph.signature import TensorSpec
 from sdort.machine.terminal import Graphics
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.samplers.noise_level import Level
 
 OPTIONS = RuntimeOptions("cpu", graph=True)
 
@@ -159,7 +160,12 @@ def test_a_cell_of_no_terminal_has_the_usual_size(monkeypatch: pytest.MonkeyPatc
 
 
 def sampler(prediction: str = "epsilon") -> Any:
-    return SimpleNamespace(shares=np.array([0.81, 0.64, 0.36, 0.0]), prediction=prediction)
+    def level_at(time: float) -> Level:
+        if prediction == "flow_prediction":
+            return Level.of_flow(0.3)
+        return Level.of_share(float(np.interp(time, range(4), [0.81, 0.64, 0.36, 0.0])))
+
+    return SimpleNamespace(level_at=level_at, prediction=prediction)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +176,7 @@ def test_previews_are_due_every_few_calls_but_the_last(every: int, calls: int, d
     assert [call for call in range(calls) if made.is_due(call)] == due
 
 
-@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample"])
+@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction", "sample", "flow_prediction"])
 def test_a_preview_is_of_the_guided_prediction_of_the_first_copy(prediction: str) -> None:
     got: list[Preview] = []
     decoded: list[Any] = []
@@ -191,6 +197,7 @@ def test_a_preview_is_of_the_guided_prediction_of_the_first_copy(prediction: str
     wanted = {
         "sample": guided,
         "v_prediction": np.sqrt(alpha) * own - np.sqrt(1 - alpha) * guided,
+        "flow_prediction": own - 0.3 * guided,
     }.get(prediction or "", (own - np.sqrt(1 - alpha) * guided) / np.sqrt(alpha))
     np.testing.assert_allclose(decoded[0], wanted, rtol=1e-3, atol=1e-3)
     [seen] = got

@@ -16,6 +16,7 @@ from sdort.generation.schedules.schedulers import load_scheduler, set_steps
 from sdort.samplers.scheduler_names import (
     CLASSES,
     NOISE_LEVELS,
+    OF_FLOW,
     SAMPLERS,
     WITH_ETA,
     WITHOUT_SIGMAS,
@@ -86,7 +87,7 @@ def test_what_classes_can_is_what_diffusers_classes_can() -> None:
     def takes(class_name: str, method: str, name: str) -> bool:
         return name in inspect.signature(getattr(getattr(diffusers, class_name), method)).parameters
 
-    known = CLASSES - {"LMSDiscreteScheduler"}  # whose stand-in without scipy has no signature
+    known = CLASSES - OF_FLOW - {"LMSDiscreteScheduler"}  # whose stand-in without scipy has no signature
     assert {name for name in known if not takes(name, "__init__", KARRAS)} == WITHOUT_SIGMAS
     assert {name for name in known if not takes(name, "__init__", "timestep_spacing")} == WITHOUT_SPACING
     assert {name for name in known if takes(name, "step", "eta")} == WITH_ETA

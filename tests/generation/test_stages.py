@@ -42,7 +42,8 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
     def cached_counts(folder: Any, request: Request, steps: int) -> ScheduleCounts:
         return ScheduleCounts(calls(steps), state.order)
 
-    def sampler_of(folder: Any, request: Request, steps: int) -> Any:
+    def sampler_of(folder: Any, request: Request, steps: int, size: tuple[int, int]) -> Any:
+        assert size == SIZE
         return SimpleNamespace(timesteps=times(steps), trained=1000, order=state.order)
 
     def open_it(path: Path, base: Any) -> str:

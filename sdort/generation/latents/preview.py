@@ -7,7 +7,6 @@ its input and its output, whatever the scheduler makes of them.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +75,7 @@ class BatchPreviews:
         self.timesteps = np.asarray(timesteps, np.float64)
         self.guidance = np.asarray(guidance, np.float32)
         self.seeds = seeds
-        self._alphas = sampler.shares
+        self._level_at = sampler.level_at
         self._prediction = sampler.prediction
 
     def is_due(self, call: int) -> bool:
@@ -99,13 +98,11 @@ class BatchPreviews:
         self.previewer.show(Preview(call + 1, len(self.timesteps), self.seeds, pixels))
 
     def _predicted(self, call: int, sample: Array, output: Array) -> Array:
-        alpha = float(np.interp(self.timesteps[call], np.arange(len(self._alphas)), self._alphas))
-        signal, noise = math.sqrt(alpha), math.sqrt(1 - alpha)
-        if self._prediction == "sample":
-            return output
-        if self._prediction == "v_prediction":
-            return np.asarray(signal * sample - noise * output)
-        return np.asarray((sample - noise * output) / max(signal, 1e-4))
+        level = self._level_at(float(self.timesteps[call]))
+        if self._prediction == "epsilon":
+            # There may be no signal at the first timestep.
+            return np.asarray((sample - level.noise * output) / max(level.signal, 1e-4))
+        return np.asarray(level.image(self._prediction, output, sample))
 
 
 def make_decode(

@@ -32,6 +32,7 @@ from sdort.options.number_ranges import SEED, check_fields, flag_of
 from sdort.pipelines.conditioning import encoder_outputs
 from sdort.pipelines.folder import PipelineFolder
 from sdort.runtime.step.deep_cut import DEPTH
+from sdort.samplers.flow_levels import tokens_of
 from sdort.samplers.sampler import Sampler
 from sdort.samplers.scheduler_names import SPACINGS
 from sdort.workload.steering_inputs import all_residuals, image_inputs
@@ -212,17 +213,21 @@ class Request(DrawnOptions):
         }
 
 
-def sampler_of(folder: PipelineFolder, request: Request, steps: int | None = None) -> Sampler:
+def sampler_of(
+    folder: PipelineFolder, request: Request, steps: int | None = None, size: tuple[int, int] | None = None
+) -> Sampler:
     """The sampler of a request, a new one each time.
 
     Args:
         steps: of the schedule, where that is not the request's.
+        size: height and width in pixels, by which flow matching may shift noise levels; None for the largest size.
 
     Raises:
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler, or it cannot do what is asked.
     """
-    return load_sampler(folder, steps or request.steps, **request.scheduler_options)
+    tokens = tokens_of(size, folder.vae_factor) if size and folder.scheduler.get("use_dynamic_shifting") else None
+    return load_sampler(folder, steps or request.steps, tokens=tokens, **request.scheduler_options)
 
 
 GOES_WITH = {option.name: option.needs for option in declared(DrawnOptions).values() if option.needs}

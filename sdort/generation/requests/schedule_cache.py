@@ -59,16 +59,18 @@ class CachedSchedule:
         folder: the pipeline whose scheduler it is.
         request: names the scheduler, or leaves it to the folder.
         steps: of the whole schedule.
+        size: height and width in pixels, by which flow matching may shift noise levels; None where that is no matter.
     """
 
     folder: PipelineFolder
     request: Request
     steps: int
+    size: tuple[int, int] | None = None
 
     @property
     def told_by(self) -> tuple[Hashable, ...]:
         """All that makes it another schedule of the same pipeline."""
-        return (self.steps, *self.request.scheduler_options.items())
+        return (self.steps, self.size, *self.request.scheduler_options.items())
 
     def counts(self) -> ScheduleCounts:
         """The number of its calls.
@@ -100,7 +102,7 @@ class CachedSchedule:
 
     def sampler(self) -> Sampler:
         """The sampler, a new one each time."""
-        return sampler_of(self.folder, self.request, self.steps)
+        return sampler_of(self.folder, self.request, self.steps, self.size)
 
     def _is_kept(self) -> bool:
         """Whether it is one of diffusers' schedulers.
@@ -139,9 +141,12 @@ def cached_counts(folder: PipelineFolder, request: Request, steps: int) -> Sched
     return folder.derived.get(("counts", *known.told_by), known.counts)
 
 
-def cached_recurrence(folder: PipelineFolder, request: Request, steps: int, part: Part) -> Recurrence | None:
-    """As :meth:`CachedSchedule.recurrence`, found once for an open pipeline."""
-    known = CachedSchedule(folder, request, steps)
+def cached_recurrence(
+    folder: PipelineFolder, request: Request, steps: int, part: Part, size: tuple[int, int]
+) -> Recurrence | None:
+    """As :meth:`CachedSchedule.recurrence`, found once for an open pipeline; of every size alike where none is asked
+    for by the scheduler's config."""
+    known = CachedSchedule(folder, request, steps, size if folder.scheduler.get("use_dynamic_shifting") else None)
     return folder.derived.get(("recurrence", part, *known.told_by), partial(known.recurrence, part))
 
 

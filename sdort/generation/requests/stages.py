@@ -74,7 +74,7 @@ def _refined(folder: PipelineFolder, request: Request, whole: Stage) -> list[Sta
         UsageError: one of them gets no step.
     """
     image_size(open_refiner(Path(request.refiner or ""), folder), request)
-    sampler = sampler_of(folder, request, whole.schedule)
+    sampler = sampler_of(folder, request, whole.schedule, whole.size)
     share = request.base_share
     first, last = whole.part.first, len(sampler.timesteps)
     middle = handover(sampler, share)

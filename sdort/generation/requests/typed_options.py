@@ -288,6 +288,16 @@ class DrawnOptions:
         doc="``leading``, ``linspace`` or ``trailing``; by default as the scheduler's config says.",
         schedule=True,
     )
+    shift: float | None = option(
+        None,
+        section="Sampling",
+        within=(0.001, 100.0, "noise levels are divided by it"),
+        unset="as the scheduler's config says",
+        help="Shift of the noise levels of a model of flow matching: more for larger images.",
+        doc="Shift of the noise levels of a model of flow matching; by default the config's own, which may follow the "
+        "size.",
+        schedule=True,
+    )
     eta: float | None = option(
         None,
         section="Sampling",
@@ -710,6 +720,8 @@ class DrawnKeywords(TypedDict, total=False):
     the place of DDIM, DDPM and PNDM."""
     timestep_spacing: str | None
     """``leading``, ``linspace`` or ``trailing``; by default as the scheduler's config says."""
+    shift: float | None
+    """Shift of the noise levels of a model of flow matching; by default the config's own, which may follow the size."""
     eta: float | None
     """The share of new noise in a step of DDIM (0 by default) or TCD (0.3)."""
     deep_cache: int | None

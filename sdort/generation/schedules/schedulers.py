@@ -25,14 +25,21 @@ from sdort.samplers.noise_level import LEAST_SHARE, at_zero_snr
 from sdort.samplers.sampler import Sampler
 from sdort.samplers.scheduler_names import (
     CLASSES,
+    FLOW_CLASSES,
+    OF_FLOW,
     SAMPLERS,
     check_eta,
+    check_flow_spacing,
     check_noise_process,
+    check_not_of_flow,
     check_spacing,
     find_scheduler,
+    flow_scheduler,
     has_betas,
+    is_flow,
+    shift_setting,
 )
-from sdort.samplers.settings import ZERO_SNR
+from sdort.samplers.settings import IMAGE_TOKENS, ZERO_SNR
 
 STUMBLES = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, RuntimeError, AssertionError)
 """Exceptions of a scheduler of diffusers whose config has values that do not go together."""
@@ -53,6 +60,8 @@ def choose_scheduler(
     *,
     timestep_spacing: str | None = None,
     eta: float | None = None,
+    shift: float | None = None,
+    tokens: int | None = None,
 ) -> SchedulerChoice:
     """The scheduler of a pipeline, or another one with the same noise schedule.
 
@@ -61,6 +70,8 @@ def choose_scheduler(
         scheduler: as :func:`find_scheduler` takes it; None for the pipeline's own.
         timestep_spacing: one of :data:`SPACINGS`; None for the config's.
         eta: the share of new noise in a step of DDIM or TCD; None for the class's default.
+        shift: of flow matching's noise levels; None for the config's.
+        tokens: of an image, by which some configs shift them; None for the config's largest image.
 
     Raises:
         BadModelError: the folder has no usable scheduler config.
@@ -73,6 +84,11 @@ def choose_scheduler(
     class_name, additions = find_scheduler(scheduler) if scheduler else (str(config.get("_class_name")), {})
     check_noise_process(config, folder.parent, scheduler)
     own = str(config.get("_class_name"))
+    if is_flow(config):
+        return _flow_choice(folder, config, scheduler, timestep_spacing, eta, shift, tokens)
+    if shift is not None:
+        raise UsageError("--shift is for models of flow matching", hint=f"The scheduler of {folder.parent} is a {own}.")
+    check_not_of_flow(class_name, folder.parent, config)
     if class_name not in CLASSES or (own not in CLASSES and not has_betas(config)):
         # The name comes from a file: only classes that are known to be schedulers are looked up.
         others = f"Choose another with --scheduler: {', '.join(SAMPLERS)}."
@@ -88,14 +104,56 @@ def choose_scheduler(
     return SchedulerChoice(class_name, {**config, **additions}, eta)
 
 
+def _flow_choice(
+    folder: Path,
+    config: dict[str, Any],
+    scheduler: str | None,
+    spacing: str | None,
+    eta: float | None,
+    shift: float | None,
+    tokens: int | None,
+) -> SchedulerChoice:
+    """As :func:`choose_scheduler`, of a model of flow matching."""
+    class_name, additions = str(config["_class_name"]), dict[str, Any]()
+    if scheduler:
+        class_name, additions = flow_scheduler(*find_scheduler(scheduler), config)
+    elif class_name not in FLOW_CLASSES.values():
+        raise BadModelError(
+            f"{folder} names the scheduler {class_name!r}, which sdort does not know for models of flow matching",
+            hint="Choose another with --scheduler: euler, heun, dpm++-2m, unipc.",
+        )
+    if eta is not None:
+        check_eta(class_name)
+    if spacing:
+        check_flow_spacing(class_name, spacing)
+        additions["timestep_spacing"] = spacing
+    if shift is not None:
+        additions |= {shift_setting(class_name): shift, "use_dynamic_shifting": False}
+    whole = {**config, **additions, IMAGE_TOKENS: tokens}
+    if foreign := foreign_settings(class_name, whole):
+        raise BadModelError(
+            f"{folder} asks of {class_name} for {', '.join(foreign)}, which sdort does not do",
+            hint="Choose another with --scheduler: euler, heun, dpm++-2m, unipc.",
+        )
+    return SchedulerChoice(class_name, whole, None)
+
+
 def load_scheduler(folder: Path, name: str | None, **options: Any) -> Any:
     """Diffusers' scheduler, as :func:`choose_scheduler`.
 
     Raises:
-        BadModelError: the folder has no usable scheduler config.
+        BadModelError: the folder has no usable scheduler config, or one of flow matching, with which diffusers'
+            pipelines of a UNet do not draw.
         UsageError: no such scheduler, or it does not work with this config, spacing or eta.
     """
-    return _scheduler(choose_scheduler(folder, name, **options))
+    choice = choose_scheduler(folder, name, **options)
+    if is_flow(choice.config) or choice.class_name in OF_FLOW:
+        raise BadModelError(
+            f"the scheduler of {folder.parent}, {choice.config.get('_class_name')}, is for a model of flow matching, "
+            "with which diffusers' pipelines of a UNet do not draw",
+            hint="sdort run does: there are no images of diffusers to compare with. Components can be compared.",
+        )
+    return _scheduler(choice)
 
 
 def load_sampler(folder: Path | PipelineFolder, steps: int, scheduler: str | None, **options: Any) -> Sampler:
@@ -134,7 +192,7 @@ def _formula_sampler(choice: SchedulerChoice, steps: int) -> Sampler:
     make = partial(SAMPLER_CLASSES[name], values, steps, choice.eta)
     with _taking(name, steps, trained):
         sampler = make()
-        _check_times(sampler.timesteps.tolist(), trained)
+        _check_times(sampler.timesteps.tolist(), sampler.last_time)
         _try_calls(make())
     return sampler
 
@@ -271,15 +329,15 @@ def _taking(name: str, steps: int, trained: int) -> Iterator[None]:
         ) from error
 
 
-def _check_times(times: Sequence[float], trained: int) -> None:
-    """Refuse a timestep that was not trained.
+def _check_times(times: Sequence[float], last: int) -> None:
+    """Refuse a timestep that was not trained, beyond ``last``.
 
     Raises:
         ValueError: which one it is.
     """
-    outside = next((time for time in times if not 0 <= time <= trained - 1), None)
+    outside = next((time for time in times if not 0 <= time <= last), None)
     if outside is not None:
-        raise ValueError(f"it would ask for timestep {outside:g}, and the model was trained on 0 to {trained - 1}")
+        raise ValueError(f"it would ask for timestep {outside:g}, and the model was trained on 0 to {last}")
 
 
 def _try_steps(scheduler: Any, steps: int, trained: int) -> None:
@@ -292,7 +350,7 @@ def _try_steps(scheduler: Any, steps: int, trained: int) -> None:
         ValueError: a timestep that was not trained, or a result that is not finite.
         IndexError, AssertionError: diffusers' own, where it counts too far.
     """
-    _check_times([float(time) for time in scheduler.timesteps], trained)
+    _check_times([float(time) for time in scheduler.timesteps], trained - 1)
     if steps <= trained // 2:
         return
     import torch
