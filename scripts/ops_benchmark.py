@@ -301,11 +301,45 @@ def interleave_phases(side: int, channels: int, batch: int = 2) -> Case:
     )
 
 
+def turned(v: dict[str, Array], neighbours: bool) -> Array:
+    x, half_head = v["X"][:, FIRST].astype(np.float64), v["cos"].shape[-1]
+    heads = x.reshape(*x.shape[:2], -1, 2 * half_head)
+    if "scale" in v:
+        heads = heads / np.sqrt((heads**2).mean(-1, keepdims=True) + 1e-5) * v["scale"]
+    axis = -1 if neighbours else -2
+    pairs = heads.reshape(*heads.shape[:3], *((half_head, 2) if neighbours else (2, half_head)))
+    angles = v["cos"][:, FIRST].astype(np.float64) + 1j * v["sin"][:, FIRST]
+    numbers = (pairs.take(0, axis) + 1j * pairs.take(1, axis)) * angles[:, :, None]
+    return np.stack((numbers.real, numbers.imag), axis).reshape(x.shape)
+
+
+def rotary_embedding(tokens: int, heads: int, size: int, norm: bool, neighbours: bool = True, batch: int = 1) -> Case:
+    def inputs(rng: np.random.Generator) -> dict[str, Array]:
+        angles = rng.uniform(-np.pi, np.pi, (1, tokens, size // 2))
+        tables = {"cos": np.cos(angles).astype(np.float16), "sin": np.sin(angles).astype(np.float16)}
+        scale = {"scale": half(rng, size)} if norm else {}
+        return {"X": half(rng, batch, tokens, heads * size), **scale, **tables}
+
+    return Case(
+        "RMSNormRotaryEmbedding" if norm else "RotaryEmbedding",
+        f"{batch}x{tokens} {heads}x{size}" + ("" if neighbours else " halves"),
+        inputs,
+        lambda v: turned(v, neighbours),
+        4 * batch * tokens * heads * size + 2 * tokens * size,
+        domain=OWN,
+        attributes={"interleaved": int(neighbours), **({"epsilon": 1e-5} if norm else {})},
+        constant=("cos", "sin", "scale") if norm else ("cos", "sin"),
+        rows=FIRST,
+    )
+
+
 VAE = ((512, 128), (512, 256), (256, 256), (256, 512), (128, 512), (64, 512))
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
 """Side and channels of the UNet's levels; its up blocks also normalise two concatenated tensors."""
 XL = ((64, 640), (32, 1280))
 """Those of SDXL's levels that have attention."""
+TURNED = ((4608, 24), (4128, 30), (1536, 24))
+"""Tokens and heads of Flux and Z-Image at 1024x1024, and of Flux at 512x512."""
 UPSAMPLED = ((8, 1280), (16, 1280), (32, 640))
 """Side and channels of what the UNet's up blocks make twice as large."""
 
@@ -335,6 +369,8 @@ CASES = [
     *(interleave_phases(side, c, batch) for batch in (2, 16) for side, c in UPSAMPLED),
     *(interleave_phases(side, c) for side, c in ((64, 640), (32, 1280))),
     *(interleave_phases(side, c, batch=1) for side, c in ((64, 512), (128, 512), (256, 256), (512, 256))),
+    *(rotary_embedding(tokens, heads, 128, norm) for norm in (False, True) for tokens, heads in TURNED),
+    *(rotary_embedding(512, 32, 128, norm, neighbours=False) for norm in (False, True)),
 ]  # fmt: skip
 
 

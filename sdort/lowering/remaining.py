@@ -38,9 +38,16 @@ _FUSED = {
     ATTENTION: of_category(Category.ATTENTION),
     GROUP_NORM: frozenset({"GroupNorm", "SkipGroupNorm", "BiasGroupNorm", "GroupNormalization"}),
     LAYER_NORM: frozenset({"LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization"}),
-    RMS_NORM: frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormalization"}),
+    RMS_NORM: frozenset(
+        {
+            "SimplifiedLayerNormalization",
+            "SkipSimplifiedLayerNormalization",
+            "RMSNormalization",
+            "RMSNormRotaryEmbedding",
+        }
+    ),
     OTHER_NORM: frozenset(),
-    ROTARY: frozenset({"RotaryEmbedding"}),
+    ROTARY: frozenset({"RotaryEmbedding", "RMSNormRotaryEmbedding"}),
     GELU: frozenset(name for name in of_category(Category.ACTIVATION) if name.endswith("Gelu")) | {"Gelu"},
 }
 """Operators that stand for each kind."""

@@ -245,6 +245,23 @@ REFUSED: list[tuple[str, int, Change, str]] = [
             (0, angles(3, 5, 4), "the tables are not of as many rows"),
         )
     ),
+    *(
+        (name, 0, change, reason)
+        for name in ("sdort_rotary_embedding", "rms_norm_rotary_embedding")
+        for change, reason in (
+            (attribute("num_heads", 2), "not whole heads are turned"),
+            (attribute("num_heads", 0), "not whole heads are turned"),
+            (angles(2, 4, 4), "the tables are not of as many rows"),
+            (angles(3, 5, 4), "the tables are not of as many rows"),
+        )
+    ),
+    ("sdort_rotary_embedding", 0, open_axis("x", 2), "not whole heads are turned"),
+    (
+        "rms_norm_rotary_embedding",
+        0,
+        both(shape("x", [2, 5, 6, 4]), constant("scale", np.ones(4, np.float32))),
+        "not the heads are normalized that are turned",
+    ),
     (
         "rotary_embedding",
         0,

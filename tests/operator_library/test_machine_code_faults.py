@@ -74,6 +74,7 @@ LANES: list[tuple[str, str, str, Callable[[Words], Words]]] = [
     ("gfx942", "skip_layer_norm_f16_l128v1", r".*_dpp .*quad_perm:\[1,0,3,2\]", field(1, 8, 9, 0x4E)),
     ("gfx1100", "skip_layer_norm_f16_l128v1", ".*_dpp .*row_xmask:1 ", field(1, 8, 9, 0x162)),
     ("gfx1201", "skip_layer_norm_f16_l128v1", ".*_dpp .*row_xmask:1 ", field(1, 8, 9, 0x162)),
+    ("gfx1100", "rotary_embedding_f16_pairs_l8", ".*_dpp .*row_xmask:1 ", field(1, 8, 9, 0x162)),
     # SWAP,16 becomes SWAP,8: the offset's 16 bits.
     ("gfx942", "skip_layer_norm_f16_l128v1", r"ds_swizzle_b32 .*SWAP,16", field(0, 0, 16, 0x201F)),
     ("gfx1100", "skip_layer_norm_f16_l128v1", r"ds_swizzle_b32 .*SWAP,16", field(0, 0, 16, 0x201F)),
@@ -107,8 +108,11 @@ def test_lanes_that_do_not_come_back_show(target: Target, kernel: str) -> None:
     assert sum(seen) >= len(seen) / 2, seen
 
 
+STORING = "bias_add_f16_vector", "bias_add_f32_narrow", "rotary_embedding_f16_halves_l8", "attention_f16_64_q1_k64_s64"
+
+
 @every_kind
-@pytest.mark.parametrize("kernel", ["bias_add_f16_vector", "bias_add_f32_narrow", "attention_f16_64_q1_k64_s64"])
+@pytest.mark.parametrize("kernel", STORING)
 def test_a_store_beyond_the_output_is_refused(target: Target, kernel: str) -> None:
     """One element or vector further than the code has it."""
     stores = found(target, kernel, "global_store")

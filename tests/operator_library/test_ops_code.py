@@ -217,11 +217,17 @@ BY_ELEMENTS = ("_narrow", "_wide")
 
 
 def test_the_others_move_elements_and_no_bytes() -> None:
-    """An access is as wide as an element, so f32 has no 16-bit ones, and none is half an element."""
+    """An access is as wide as an element, so f32 has no 16-bit ones, and none is half an element.
+
+    Of pairs of neighbours the two may be one access.
+    """
     for path, kernel in all_kernels():
         if operator_of(kernel.name) and kernel.name.endswith(BY_ELEMENTS):
             names = " ".join(moves(instructions(path)[kernel.name]))
-            pattern = r"short|_u16|_b16|\.U16" if "_f16_" in kernel.name else r"_dword\b|_b32|\.32"
+            element, two = r"short|_u16|_b16|\.U16", r"_dword\b|_b32|\.32"
+            if "_f32_" in kernel.name:
+                element, two = two, r"_dwordx2\b|_b64|\.64"
+            pattern = f"{element}|{two}" if kernel.name.endswith("_pairs_wide") else element
             assert len(re.findall(pattern, names)) == len(names.split()) > 0, (kernel, names)
 
 

@@ -73,6 +73,8 @@ def test_the_benchmark_has_cases_of_every_operator() -> None:
         ops_benchmark.bias_group_norm(4, 64),
         ops_benchmark.bias_layer_norm(6, 32),
         ops_benchmark.interleave_phases(3, 8),
+        ops_benchmark.rotary_embedding(40, 2, 16, norm=False),
+        ops_benchmark.rotary_embedding(40, 2, 16, norm=True, neighbours=False, batch=2),
         ops_benchmark.attention(130, 77, 2, 40),
         ops_benchmark.bias_split_gelu(40, 16),
     ],

@@ -68,6 +68,10 @@ SOUND = {
     "sdort.BiasLayerNormalization": Problem(
         {"X": (2, 6, 8), "gamma": (8,), "beta": (8,), "bias": (8,)}, {"epsilon": 1e-5}
     ),
+    "sdort.RotaryEmbedding": Problem({"X": (2, 3, 16), "cos": (2, 3, 4), "sin": (2, 3, 4)}, {"interleaved": 1}),
+    "sdort.RMSNormRotaryEmbedding": Problem(
+        {"X": (2, 3, 16), "scale": (8,), "cos": (1, 3, 4), "sin": (1, 3, 4)}, {"interleaved": 0, "epsilon": 1e-5}
+    ),
     ".LayerNormalization": Problem({"X": (2, 6, 8), "Scale": (8,), "B": (8,)}, {"epsilon": 1e-5, "axis": -1}),
     "com.microsoft.SkipLayerNormalization": Problem(
         {"input": (2, 3, 8), "skip": (2, 3, 8), "gamma": (8,), "beta": (8,), "bias": (8,)},

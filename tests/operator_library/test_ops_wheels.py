@@ -6,6 +6,7 @@ and float32. onnxruntime-rocm has tests of its own (test_ops_rocm.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -63,6 +64,7 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
     conv = {"kernel_shape": [3, 3], "pads": [1, 1, 1, 1]}
     nodes = {DOMAINS[operator.domain] + operator.name: operator.node(rows) for operator in operators()}
     gelu, gelu_inputs, gelu_outputs, _ = nodes["BiasSplitGelu"]
+    [turned] = [operator for operator in operators() if operator.name == "RotaryEmbedding"]
     return {
         **nodes,
         "sdort BiasSplitGelu": (gelu, gelu_inputs, gelu_outputs, {"domain": "sdort"}),
@@ -91,6 +93,8 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
             ["Y"],
             {"domain": "sdort"},
         ),
+        "sdort RotaryEmbedding": turned.node(replace(rows, optional=frozenset())),
+        "sdort RMSNormRotaryEmbedding": nodes["sdort RotaryEmbedding"],
         "MultiHeadAttention": ("MultiHeadAttention", {"QKV": normal(2, 7, 2, 3, 40)}, ["Y"], {"num_heads": 2}),
         "sdort MultiHeadAttention": (
             "MultiHeadAttention",

@@ -147,7 +147,7 @@ IMAGE, ROWS = (2, 3, 5, 12), (2, 5, 12)
 
 
 def forms() -> list[Form]:
-    return [*elementwise(), *row_norms(), *group_norms(), *convolutions(), *products(), *attentions()]
+    return [*elementwise(), *row_norms(), *rotary(), *group_norms(), *convolutions(), *products(), *attentions()]
 
 
 def elementwise() -> list[Form]:
@@ -208,6 +208,37 @@ def row_norms() -> list[Form]:
 
     inputs = {"X": ROWS, **GROUPS, "bias": (12,)}
     return [*found, Form("sdort.BiasLayerNormalization", inputs, biased, {"epsilon": 0.25}, operations=9)]
+
+
+def turned(x: Array, cos: Array, sin: Array, neighbours: bool) -> Array:
+    """Rotary embedding of heads, as products of complex numbers."""
+    size = 2 * cos.shape[-1]
+    heads = x.reshape(*x.shape[:2], -1, *((size // 2, 2) if neighbours else (2, size // 2)))
+    axis = -1 if neighbours else -2
+    numbers = heads.take(0, axis) + 1j * heads.take(1, axis)
+    numbers = numbers * (cos + 1j * sin)[:, :, None]
+    return np.stack((numbers.real, numbers.imag), axis).reshape(x.shape)
+
+
+def rotary() -> list[Form]:
+    found = []
+    for neighbours, images in product((0, 1), (1, 2)):
+        tables = dict.fromkeys(("cos", "sin"), (images, 5, 3))
+
+        def plain(a: Inputs, neighbours: int = neighbours) -> dict[str, Array]:
+            return {"Y": turned(a["X"], a["cos"], a["sin"], bool(neighbours))}
+
+        def normal(a: Inputs, neighbours: int = neighbours, epsilon: float = 1e-5 + images - 1) -> dict[str, Array]:
+            heads = a["X"].reshape(2, 5, 2, 6)
+            heads = heads / np.sqrt((heads**2).mean(-1, keepdims=True) + epsilon) * a["scale"]
+            return {"Y": turned(heads.reshape(2, 5, 12), a["cos"], a["sin"], bool(neighbours))}
+
+        more: dict[str, Any] = {"interleaved": 1} if neighbours else {}
+        inputs = {"X": ROWS, "scale": (6,), **tables}
+        found.append(Form("sdort.RotaryEmbedding", {"X": ROWS, **tables}, plain, more, operations=3))
+        more = {**more, **({"epsilon": 1 + 1e-5} if images == 2 else {})}
+        found.append(Form("sdort.RMSNormRotaryEmbedding", inputs, normal, more, operations=8))
+    return found
 
 
 def group_norms() -> list[Form]:
@@ -558,6 +589,8 @@ TAKEN: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
     ),
     ("com.microsoft.BiasAdd", {}, {}, {"rocm", "cuda"}),
     ("sdort.BiasLayerNormalization", {}, {}, {"rocm", "cuda"}),
+    ("sdort.RotaryEmbedding", {}, {}, {"rocm"}),
+    ("sdort.RMSNormRotaryEmbedding", {}, {}, {"rocm", "cuda"}),
     *((f"com.microsoft.{name}", {}, {}, set()) for name in ("FusedConv", "NhwcFusedConv", "FusedMatMul")),
 ]  # fmt: skip
 
@@ -694,7 +727,8 @@ def test_operators_of_one_kind() -> None:
     assert kinds == {
         "ATTENTION": {"Attention", "MultiHeadAttention"},
         "NORMALIZATION": {
-            "BiasGroupNorm", "BiasLayerNormalization", "GroupNorm", "SimplifiedLayerNormalization", "SkipGroupNorm",
+            "BiasGroupNorm", "BiasLayerNormalization", "GroupNorm", "RMSNormRotaryEmbedding",
+            "SimplifiedLayerNormalization", "SkipGroupNorm",
             "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
         },
         "CONVOLUTION": {"FusedConv", "NhwcConv", "NhwcFusedConv"},
@@ -719,6 +753,7 @@ def test_what_reads_float32_adds_up_and_scales() -> None:
         "com.microsoft.NhwcConv": ("W",), "com.microsoft.NhwcFusedConv": ("W",),
         "com.microsoft.SimplifiedLayerNormalization": ("scale",),
         "com.microsoft.SkipSimplifiedLayerNormalization": ("gamma",),
+        "sdort.RMSNormRotaryEmbedding": ("scale",),
     }  # fmt: skip
 
 
