@@ -69,6 +69,7 @@ def test_an_image_is_that_of_the_modules_and_diffusers_steps(side: int, folder: 
 def test_a_shift_draws_another_image_and_is_recorded(folder: Path) -> None:
     pipeline = sdort.load(folder, provider="cpu")
     options: dict[str, Any] = {"height": 32, "width": 32, "seed": 7, "steps": STEPS}
-    [own], [other] = (pipeline.generate(PROMPT, **options, **more).images for more in ({}, {"shift": 6.0}))
+    [own] = pipeline.generate(PROMPT, **options).images
+    [other] = pipeline.generate(PROMPT, shift=6.0, **options).images
     assert (own.pixels != other.pixels).any()
     assert (own.record.shift, other.record.shift) == (None, 6.0)

@@ -18,7 +18,8 @@ from sdort.generation.requests.request import Request
 VALUES: dict[str, Any] = {
     "prompt": "p", "negative_prompt": "n", "prompt_2": "p2", "negative_prompt_2": "n2", "clip_skip": 2,
     "prompt_weighting": "none", "steps": 11, "guidance_scale": 3.5, "height": 16, "width": 48, "seed": 0,
-    "scheduler": "ddim", "timestep_spacing": "trailing", "eta": 0.0, "vae_tiling": False, "vae_slicing": True,
+    "scheduler": "ddim", "timestep_spacing": "trailing", "eta": 0.0, "shift": 2.0,
+    "vae_tiling": False, "vae_slicing": True,
     "strength": 0.6, "mask_blur": 0, "only_masked": True, "mask_padding": 5, "variation_seed": 8,
     "variation_strength": 0.2, "guess_mode": False, "refiner_start": 0.7, "aesthetic_score": 0.0,
     "negative_aesthetic_score": 1.5, "deep_cache": 3, "deep_cache_depth": 4,

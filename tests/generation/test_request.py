@@ -112,7 +112,7 @@ def test_an_option_needs_another_one_even_at_its_least_value(name: str) -> None:
 
 
 BOUNDED = (
-    "steps", "guidance_scale", "height", "width", "seed", "num_images", "images_at_once", "eta", "clip_skip",
+    "steps", "guidance_scale", "height", "width", "seed", "num_images", "images_at_once", "eta", "shift", "clip_skip",
     "strength", "mask_blur", "mask_padding", "hires", "hires_strength", "hires_steps", "variation_seed",
     "variation_strength", "refiner_start", "aesthetic_score", "negative_aesthetic_score", "upscale_by",
     "deep_cache", "deep_cache_depth",
