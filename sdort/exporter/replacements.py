@@ -127,7 +127,8 @@ def replace_parts(source: Source, replaced: Replacements, folder: Path) -> Sourc
         folder: where small files are written.
 
     Raises:
-        UsageError: there is no such scheduler or path; or the source has no scheduler.
+        UsageError: there is no such scheduler or path; or the source has no scheduler, or one without such a
+            replacement.
         BadModelError: the VAE is none, broken, or does not fit the UNet.
     """
     if replaced.scheduler or replaced.prediction_type:
@@ -139,6 +140,11 @@ def _with_scheduler(source: Source, replaced: Replacements, folder: Path) -> Sou
     if not entry_of(source.index, "scheduler"):
         raise UsageError(f"{source.name} has no scheduler to replace")
     config = read_scheduler_config(source.part("scheduler"))
+    if replaced.prediction_type and is_flow(config):
+        raise UsageError(
+            f"--prediction-type {replaced.prediction_type} is not for {source.name}, a model of flow matching",
+            hint="Leave it out: such a model predicts a flow.",
+        )
     if replaced.scheduler:
         check_noise_process(config, source.name, replaced.scheduler)
         class_name, additions = find_scheduler(replaced.scheduler)

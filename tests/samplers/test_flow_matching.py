@@ -13,6 +13,8 @@ import torch
 from support.tiny_pipeline import SCHEDULER
 
 from sdort.errors import BadModelError, UsageError
+from sdort.exporter.replacements import Replacements, replace_parts
+from sdort.exporter.source import Source
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.schedule_cache import cached_counts, cached_recurrence
 from sdort.generation.schedules.recurrence import Recurrence, find_recurrence
@@ -270,3 +272,13 @@ def test_an_unknown_class_of_flow_matching_gives_way_to_a_known_one(tmp_path: Pa
     assert load_sampler(folder, 4, "euler").name == EULER
     with pytest.raises(BadModelError, match="with which diffusers' pipelines of a UNet do not draw"):
         load_scheduler(folder, "euler")
+
+
+def test_an_export_writes_a_sampler_of_the_models_noise(tmp_path: Path) -> None:
+    write(tmp_path / "scheduler", SD3)
+    source = Source("mine", tmp_path, {"scheduler": ["diffusers", EULER]})
+    written = replace_parts(source, Replacements(scheduler="unipc"), tmp_path)
+    assert written.index["scheduler"] == ["diffusers", UNIPC]
+    assert load_sampler(written.part("scheduler"), 4, None).name == UNIPC
+    with pytest.raises(UsageError, match="--prediction-type epsilon is not for mine"):
+        replace_parts(source, Replacements(prediction_type="epsilon"), tmp_path)
