@@ -18,6 +18,8 @@ EXAMPLE = {"B": 2, "S": 5, "T": 5, "C": 24, "H": 4, "A": 2, "interleaved": 1, "h
 
 
 def check(m: Match) -> Refusal | None:
+    if m.attrs["interleaved"] not in (None, 0, 1):
+        return refuse("neither neighbours nor halves are turned", m.attrs["interleaved"])
     size, width = m.known("H"), m.known("C")
     if size is None or width is None or width != 2 * size * (m.attrs["heads"] or 0):
         return refuse("not whole heads are turned", (m.dims["C"], m.attrs["heads"]))

@@ -249,6 +249,7 @@ REFUSED: list[tuple[str, int, Change, str]] = [
         (name, 0, change, reason)
         for name in ("sdort_rotary_embedding", "rms_norm_rotary_embedding")
         for change, reason in (
+            (attribute("interleaved", 2), "neither neighbours nor halves are turned"),
             (attribute("num_heads", 2), "not whole heads are turned"),
             (attribute("num_heads", 0), "not whole heads are turned"),
             (angles(2, 4, 4), "the tables are not of as many rows"),

@@ -70,6 +70,7 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "CACHE_LIMIT": (0, 2**60),
     "DEEP_CACHE": (1, 1000),
     "DEEP_CACHE_DEPTH": (1, 100),
+    "SHIFT": (0.001, 100.0),
 }
 NAMES = {"SIZE_SIDE": "size", "ADAPTER_SCALE": "lora", "CACHE_LIMIT": "limit"}
 """Parameters that are not called as their range."""
