@@ -51,9 +51,8 @@ EXAMPLE = {
 
 def check(m: Match) -> Refusal | None:
     for name, expected in (("ones", 1), ("zeros", 0)):
-        values = m.array(name)
-        if values is None or not (values == expected).all():
-            return refuse(f"the inner normalization's {name} are not all {expected}", values)
+        if not m.is_filled(name, expected):
+            return refuse(f"the inner normalization's {name} are not all {expected}")
     shape, grouped = m.editor.shape(m["y"]), m.editor.shape(m["grouped"])
     if shape is None or grouped is None or len(shape) < 2 or len(grouped) < 3 or shape[0] != grouped[0]:
         return decline("its views do not group the channels of an image", (shape, grouped))

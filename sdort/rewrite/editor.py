@@ -19,7 +19,7 @@ from sdort.graph.model import Model
 from sdort.graph.signature import Array
 from sdort.graph.symbolic import Dim, Shape
 from sdort.graph.topological_order import topological_order
-from sdort.graph.weights import Weight
+from sdort.graph.weights import Absent, Weight, as_weight
 from sdort.rewrite.inference.facts import Facts
 
 SMALL_ELEMENTS = 1024
@@ -47,6 +47,7 @@ class Editor:
         self._names: set[str] = set()
         self._facts: Facts | None = None
         self._positions: dict[int, int] = {}
+        self._fillings: dict[int, tuple[Array | Weight, float | None]] = {}
         self.refresh()
 
     @property
@@ -96,6 +97,18 @@ class Editor:
         """The element of an integer tensor that has one, where it is a known number."""
         value = self.dims(tensor)
         return value[0] if value is not None and len(value) == 1 and isinstance(value[0], int) else None
+
+    def filling(self, tensor: gs.Tensor) -> float | None:
+        """The number that every element of a constant is, whatever its size; None if there is none.
+
+        Values are read once, in pieces, and no further than to the first that differs.
+        """
+        values = weight(tensor)
+        if values is None:
+            return None
+        if id(values) not in self._fillings:
+            self._fillings[id(values)] = values, filling(values)  # the values too: an id belongs to what is alive
+        return self._fillings[id(values)][1]
 
     def position(self, node: gs.Node) -> int:
         """The node's number in topological order: none that it reads from has a larger one."""
@@ -253,9 +266,21 @@ def array(tensor: gs.Tensor, limit: float = SMALL_ELEMENTS) -> Array | None:
     return np.asarray(tensor.values)
 
 
-def _readable(leaf: Weight) -> bool:
-    from sdort.graph.weights import Absent
+def filling(values: Array | Weight) -> float | None:
+    """The number that every element is; None if there is none, no element, or weights are absent."""
+    described = as_weight(values)
+    if not math.prod(described.shape) or not all(map(_readable, described.leaves())):
+        return None
+    number: float | None = None
+    for piece in described.pieces():
+        numbers = piece.reshape(-1)
+        number = float(numbers[0]) if number is None else number
+        if not (numbers == numbers.dtype.type(number)).all():
+            return None
+    return number
 
+
+def _readable(leaf: Weight) -> bool:
     return not isinstance(leaf, Absent)
 
 

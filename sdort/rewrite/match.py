@@ -97,6 +97,10 @@ class Match:
         """The values of a small constant; None where they are not at hand."""
         return array(self.tensors[name])
 
+    def is_filled(self, name: str, value: float) -> bool:
+        """Whether every element of a constant is ``value``, whatever its size."""
+        return self.editor.filling(self.tensors[name]) == value
+
     def known(self, dim: str) -> int | None:
         """A dim's value where it is a number."""
         value = self.dims[dim]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 from support.small_graphs import Described, edit, load, operators
 
 from sdort.errors import BadModelError
+from sdort.graph.signature import Array
 from sdort.graph.symbolic import symbol
 from sdort.graph.weights import Absent, Cast, Concatenated, Inline
 from sdort.rewrite.editor import SMALL_ELEMENTS, Editor, array, producer, scalar, weight
@@ -191,6 +193,34 @@ def test_small_constants_are_read_and_others_are_not() -> None:
     ):
         assert scalar(constant(values)) == wanted
     assert scalar(gs.Variable("v")) is None
+
+
+class Counted(Inline):
+    """Values that count how often they are read."""
+
+    reads = 0
+
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        self.reads += 1
+        return super().pieces(row)
+
+
+def test_the_number_that_fills_a_constant_of_any_size() -> None:
+    editor = edit(TEXT)
+    ones = np.ones(300_000, np.float32)
+    late = ones.copy()
+    late[-1] = 2
+    absent = Absent("p", [4], np.float32)
+    for values, wanted in (
+        (ones, 1.0), (late, None), (Inline(ones), 1.0), (Inline(late), None), (Cast(Inline(ones), np.float16), 1.0),
+        (np.float32([[0.1, 0.1]]), float(np.float32(0.1))), (np.zeros(0, np.float32), None), (np.array(3), 3.0),
+        (np.full(5, np.nan), None), (absent, None), (Concatenated([Inline(np.ones(2, np.float32)), absent], 0), None),
+    ):  # fmt: skip
+        assert editor.filling(constant(values)) == wanted
+    assert editor.filling(gs.Variable("v")) is None
+    counted = Counted(ones)
+    assert [editor.filling(constant(counted)) for _ in range(3)] == [1.0] * 3
+    assert counted.reads == 1
 
 
 def test_the_node_that_computes_a_tensor() -> None:
