@@ -26,6 +26,7 @@ from sdort.checkpoints.json_schema import (
     whole,
 )
 from sdort.families.known_families import DENOISER_CLASSES, DENOISERS, TEXT_ENCODERS, TOKENIZERS
+from sdort.families.text_models import T5, TEXT_MODELS
 from sdort.families.unet_signature import UNET_COMPONENT
 
 LEVELS = 16
@@ -190,6 +191,15 @@ TEXT_ENCODER = record(
         "max_position_embeddings": whole(1, 1 << 17),
         "hidden_act": _NAME,
         **dict.fromkeys(("layer_norm_eps", "attention_dropout", "dropout"), _SHARE),
+        # of T5EncoderModel
+        **dict.fromkeys(("d_model", "d_kv", "num_heads"), _WIDTH),
+        "d_ff": whole(1, 1 << 20),
+        "num_layers": whole(1, 256),
+        "num_decoder_layers": NULL | whole(1, 256),
+        "relative_attention_num_buckets": whole(4, 1 << 16),
+        "relative_attention_max_distance": whole(1, 1 << 20),
+        "feed_forward_proj": _NAME,
+        **dict.fromkeys(("layer_norm_epsilon", "dropout_rate"), _SHARE),
         **dict.fromkeys(("initializer_factor", "initializer_range"), _SHIFT),
         **dict.fromkeys(("bos_token_id", "pad_token_id"), NULL | _TOKEN),
         "eos_token_id": NULL | _TOKEN | list_of(_TOKEN, 1, 64),
@@ -464,7 +474,7 @@ def contradiction(class_name: str, config: Mapping[str, Any]) -> str | None:
     """
     if class_name not in _RULES and any(class_name in classes for classes in DENOISER_CLASSES.values()):
         return None  # its signature checks what it reads
-    return next(_RULES.get(class_name, _text_rules)(config), None)
+    return next(_RULES.get(class_name, _head_rules)(config), None)
 
 
 def _unet_rules(config: Mapping[str, Any]) -> Iterator[str]:
@@ -532,10 +542,17 @@ def _block_rules(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{width} block_out_channels do not divide into {groups} norm_num_groups"
 
 
-def _text_rules(config: Mapping[str, Any]) -> Iterator[str]:
+def _head_rules(config: Mapping[str, Any]) -> Iterator[str]:
     width, heads = config["hidden_size"], config["num_attention_heads"]
     if width % heads:
         yield f"hidden_size {width} does not divide into {heads} num_attention_heads"
+
+
+def _t5_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    buckets, farthest = config["relative_attention_num_buckets"], config["relative_attention_max_distance"]
+    # The logarithm of their ratio spreads the far half of them.
+    if farthest <= buckets // 4:
+        yield f"{buckets} relative_attention_num_buckets do not reach relative_attention_max_distance {farthest}"
 
 
 _ADAPTER_TYPES = ("full_adapter", "full_adapter_xl", "light_adapter")
@@ -558,6 +575,7 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "AutoencoderKL": _vae_rules,
     "AutoencoderTiny": _tiny_vae_rules,
     "T2IAdapter": _adapter_rules,
+    T5: _t5_rules,
 }
 
 REQUIRED: Mapping[str, tuple[str, ...]] = {
@@ -594,10 +612,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
             "projection_dim",
         ),
     ),
-    **dict.fromkeys(
-        ("CLIPTextModel", "CLIPTextModelWithProjection"),
-        ("hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act", "vocab_size"),
-    ),
+    **{name: model.required for name, model in TEXT_MODELS.items()},
 }
 """The keys that every published config of an architecture has. Without them the library's default would stand in, such
 as another number of heads, with which the same weights compute something else."""

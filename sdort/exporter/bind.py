@@ -27,6 +27,8 @@ _VISION = ("vision_model.", "visual_projection.")
 # diffusers renamed the VAE's attention in 0.15 and still converts old checkpoints while it loads them
 # (ModelMixin._fix_state_dict_keys_on_load).
 _VAE_ATTENTION = re.compile(r"(.*\battentions\.\d+\.)(query|key|value|proj_attn)(\.\w+)")
+# T5's table of tokens, which files may have under both of its names.
+_TIED = {"shared.weight": "encoder.embed_tokens.weight"}
 _VAE_NAMES = {"query": "to_q", "key": "to_k", "value": "to_v", "proj_attn": "to_out.0"}
 
 _HINT = "The file is incomplete, or the weights and the config (config.json) are not of the same model."
@@ -46,6 +48,8 @@ def bind(tensors: Mapping[str, Weight], parameters: Mapping[str, tuple[int, ...]
     bound: dict[str, Weight] = {}
     foreign = []
     for name, tensor in tensors.items():
+        if _TIED.get(name) in tensors:
+            continue
         parameter = next((known for known in _aliases(name) if known in parameters), None)
         if parameter is None:
             foreign.append(name)
@@ -77,6 +81,8 @@ def _aliases(name: str) -> Iterator[str]:
     # transformers 5 dropped CLIPVisionModel's too, which a safety checker has in a module of the same name.
     if name.startswith("vision_model."):
         yield name.removeprefix("vision_model.")
+    if name in _TIED:
+        yield _TIED[name]
     old = _VAE_ATTENTION.fullmatch(name)
     if old:
         yield f"{old[1]}{_VAE_NAMES[old[2]]}{old[3]}"

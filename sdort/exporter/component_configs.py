@@ -13,6 +13,7 @@ from typing import Any
 
 from sdort.exporter.signatures import LIBRARIES
 from sdort.families.known_families import FAMILIES
+from sdort.families.text_models import TEXT_MODELS
 from sdort.machine.optional_packages import need_packages
 
 # Arguments of the architectures that do not change the graph. Whatever is not listed is taken to change it.
@@ -30,15 +31,14 @@ _NO_EFFECT = {
     "T2IAdapter": set(),
 }
 _NO_EFFECT["AutoencoderTiny"] = _NO_EFFECT["AutoencoderKL"] | {"latent_magnitude", "latent_shift"}
-_NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = _NO_EFFECT[
-    "CLIPVisionModelWithProjection"
-] = _NO_EFFECT["StableDiffusionSafetyChecker"] = {
+_OF_TRANSFORMERS = {
     "architectures",
     "attention_dropout",
     "attn_implementation",
     "bos_token_id",
     "chunk_size_feed_forward",
     "dropout",
+    "dropout_rate",
     "dtype",
     "id2label",
     "initializer_factor",
@@ -54,6 +54,9 @@ _NO_EFFECT["CLIPTextModel"] = _NO_EFFECT["CLIPTextModelWithProjection"] = _NO_EF
     "torch_dtype",
     "transformers_version",
 }
+_NO_EFFECT |= dict.fromkeys(
+    (*TEXT_MODELS, "CLIPVisionModelWithProjection", "StableDiffusionSafetyChecker"), _OF_TRANSFORMERS
+)
 
 
 DOWNLOAD_AGAIN = "Copy or download it again."
@@ -69,10 +72,10 @@ def normalise(class_name: str, config: Mapping[str, Any], defaults: Mapping[str,
 def class_defaults(class_name: str) -> dict[str, Any]:
     """The arguments of an architecture and their defaults, as JSON values. Imports diffusers or transformers."""
     need_packages("diffusers", "transformers", what=f"the architecture {class_name}")
-    if class_name in ("CLIPTextModel", "CLIPTextModelWithProjection"):
-        from transformers import CLIPTextConfig
+    if class_name in TEXT_MODELS:
+        import transformers
 
-        defaults = _public(CLIPTextConfig())
+        defaults = _public(getattr(transformers, TEXT_MODELS[class_name].config_class)())
     elif class_name == "CLIPVisionModelWithProjection":
         from transformers import CLIPVisionConfig
 

@@ -16,6 +16,7 @@ from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES
 from sdort.families.component_names import IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.family import Denoiser
 from sdort.families.known_families import DENOISER_CLASSES, TEXT_ENCODERS
+from sdort.families.text_models import TEXT_MODELS
 from sdort.families.unet import EDITING, INPAINTING
 
 VISION = "CLIPVisionModelWithProjection"
@@ -23,7 +24,7 @@ VISION = "CLIPVisionModelWithProjection"
 _CLASSES: Mapping[str, tuple[str, ...]] = {
     **{name: tuple(sorted(classes)) for name, classes in DENOISER_CLASSES.items()},
     "vae": VAES,
-    **dict.fromkeys(TEXT_ENCODERS, ("CLIPTextModel", "CLIPTextModelWithProjection")),
+    **dict.fromkeys(TEXT_ENCODERS, tuple(TEXT_MODELS)),
     "controlnet": ("ControlNetModel",),
     "adapter": ("T2IAdapter",),
     IMAGE_ENCODER: (VISION,),

@@ -15,7 +15,6 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.families.component_names import (
     CLIP_PIXELS,
-    CLIP_SKIP,
     CONCEPT_SCORES,
     CONTROLNET,
     DECODER,
@@ -31,9 +30,9 @@ from sdort.families.component_names import (
 from sdort.families.family import GraphOptions
 from sdort.families.graph_tensor import GraphDim, GraphSignature, GraphTensor, size_of
 from sdort.families.known_families import DENOISERS, FAMILIES, TEXT_ENCODERS, find_denoiser
+from sdort.families.text_models import TEXT_MODELS
 from sdort.families.unet_signature import denoiser_inputs, residuals
 from sdort.families.vae_levels import vae_factor
-from sdort.options.number_ranges import CLIP_SKIP as CLIP_SKIPS
 from sdort.rewrite.size_names import size_at
 
 FOLDERS = {
@@ -48,8 +47,7 @@ FOLDERS = {
 """Name of a component -> the checkpoint's folder that holds its config and weights, in the order of export."""
 
 LIBRARIES = {
-    "CLIPTextModel": "transformers",
-    "CLIPTextModelWithProjection": "transformers",
+    **dict.fromkeys(TEXT_MODELS, "transformers"),
     **{family.denoiser.class_name: family.denoiser.library for family in FAMILIES.values()},
     "AutoencoderKL": "diffusers",
     "AutoencoderTiny": "diffusers",
@@ -116,7 +114,8 @@ def describe_component(
         elif FOLDERS[name] == "vae":
             inputs, outputs = _vae(name, class_name, config)
         else:
-            inputs, outputs = _text_encoder(class_name, config, hidden_states)
+            inputs = (GraphTensor("input_ids", "int64", ("batch_size", "sequence_length")),)
+            outputs = tuple(TEXT_MODELS[class_name].outputs(config, hidden_states))
     except (KeyError, TypeError, ValueError, IndexError) as error:
         raise BadModelError(
             f"its config.json is not that of a {class_name} ({type(error).__name__}: {error})",
@@ -154,24 +153,6 @@ def evaluate_dim(dim: GraphDim, sizes: Mapping[str, int]) -> GraphDim:
     """``latent_height * 8`` at a known latent_height; a dim that is not in ``sizes`` stays."""
     size = size_at(dim, sizes) if isinstance(dim, str) else dim
     return dim if size is None else size
-
-
-def _text_encoder(class_name: str, config: Mapping[str, Any], hidden_states: bool) -> GraphSignature:
-    width, layers = size_of(config, "hidden_size"), size_of(config, "num_hidden_layers")
-    sequence = ("batch_size", "sequence_length", width)
-    inputs = (GraphTensor("input_ids", "int64", ("batch_size", "sequence_length")),)
-    last = GraphTensor("last_hidden_state", "float32", sequence)
-    # The pipelines take the pooled output of a projecting encoder by its position, the first.
-    if class_name == "CLIPTextModelWithProjection":
-        outputs = [GraphTensor("text_embeds", "float32", ("batch_size", size_of(config, "projection_dim"))), last]
-    else:
-        outputs = [last, GraphTensor("pooler_output", "float32", ("batch_size", width))]
-    if hidden_states:
-        outputs += [GraphTensor(f"hidden_states.{index}", "float32", sequence) for index in range(layers + 1)]
-    elif class_name == "CLIPTextModel":
-        skips = range(2, min(layers, CLIP_SKIPS.high) + 1)
-        outputs += [GraphTensor(f"{CLIP_SKIP}.{skip}", "float32", sequence) for skip in skips]
-    return inputs, tuple(outputs)
 
 
 def _image_encoder(config: Mapping[str, Any]) -> GraphSignature:

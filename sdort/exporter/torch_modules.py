@@ -30,6 +30,7 @@ from sdort.families.component_names import (
 )
 from sdort.families.denoiser_arguments import module_arguments
 from sdort.families.known_families import find_denoiser
+from sdort.families.text_models import T5, TEXT_MODELS
 from sdort.families.unet import UNET
 
 PREFIX = "model."
@@ -46,12 +47,24 @@ class _TextEncoder(torch.nn.Module):  # type: ignore[misc]
         result = self.model(input_ids, output_hidden_states=True, return_dict=True)
         states = result.hidden_states
         known = {**result, **{f"hidden_states.{index}": state for index, state in enumerate(states)}}
-        # transformers 4 has a module in between, transformers 5 has not.
-        norm = getattr(self.model, "text_model", self.model).final_layer_norm
         for name in self.outputs:
             if name.startswith(f"{CLIP_SKIP}."):
+                # transformers 4 has a module in between, transformers 5 has not.
+                norm = getattr(self.model, "text_model", self.model).final_layer_norm
                 known[name] = norm(states[-int(name.removeprefix(f"{CLIP_SKIP}."))])
         return tuple(known[name] for name in self.outputs)
+
+
+class _T5(torch.nn.Module):  # type: ignore[misc]
+    """T5's encoder, which attends to padding as to any other token, as diffusers' pipelines run it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Any) -> Any:
+        # While it is traced transformers makes a mask that hides nothing, and takes a ready one as it is.
+        return self.model(input_ids, attention_mask=torch.zeros(1, 1, 1, 1), return_dict=False)[0]
 
 
 class _Denoiser(torch.nn.Module):  # type: ignore[misc]
@@ -231,6 +244,8 @@ def build_module(component: ComponentSpec) -> Any:
         return SafetyScores(model)
     if component.name in (ENCODER, DECODER):
         return (_VaeEncoder if component.name == ENCODER else _VaeDecoder)(model)
+    if component.class_name == T5:
+        return _T5(model)
     return _TextEncoder(model, [spec.name for spec in component.outputs])
 
 
@@ -251,10 +266,12 @@ def allocate(module: Any) -> None:
 
 
 def _construct(component: ComponentSpec) -> Any:
-    if component.class_name in ("CLIPTextModel", "CLIPTextModelWithProjection"):
-        # sdpa is what the exporter turns into one Attention; the eager path becomes a dozen operators.
-        config = transformers.CLIPTextConfig(**component.config, attn_implementation="sdpa")
-        return getattr(transformers, component.class_name)(config)
+    if text := TEXT_MODELS.get(component.class_name):
+        config = getattr(transformers, text.config_class)(**{**component.config, **text.settings})
+        model = getattr(transformers, component.class_name)(config)
+        if component.class_name == T5:
+            del model.shared  # the table of tokens, which its encoder has too
+        return model
     if component.name == IMAGE_ENCODER:
         return _image_encoder(component.config)
     if component.name == SAFETY_CHECKER:

@@ -22,6 +22,7 @@ from sdort.console import detail, warn
 from sdort.errors import BadModelError
 from sdort.exporter.signatures import LIBRARIES, ComponentSpec
 from sdort.exporter.template import Template, pack, unpack
+from sdort.families.text_models import TEXT_MODELS
 from sdort.files.package_sources import PackageSources, package_folder, process_start_ns, read_sources
 from sdort.files.verified_cache import VerifiedCache
 from sdort.machine.optional_packages import TRACING, need_packages
@@ -34,7 +35,7 @@ FORMAT = 4
 
 SOURCES: Mapping[str, Mapping[str, Collection[str]]] = {
     "diffusers": {"pipelines": (), "modular_pipelines": ()},
-    "transformers": {"models": ("auto", "clip")},
+    "transformers": {"models": ("auto", *sorted({model.sources for model in TEXT_MODELS.values()}))},
     "sdort": {"": ("exporter", "families", "graph", "onnx_io", "operators", "passes", "rewrite")},
 }
 """Packages whose sources a trace passes through -> as ``only`` of :func:`read_sources`: not other models' sources."""

@@ -165,6 +165,15 @@ def text_encoder(config: Config) -> Counter[str]:
     return total + Counter({"skip_layer_norm": 2 * layers, TEXT_ACTIVATIONS[activation]: layers})
 
 
+def t5_encoder(config: Config) -> Counter[str]:
+    """Two norms and an attention a layer, one norm behind all, and a Gelu, gated or not."""
+    layers, activation = int(config["num_layers"]), str(config["feed_forward_proj"]).removeprefix("gated-")
+    if activation not in ("relu", *TEXT_ACTIVATIONS):
+        raise _unknown("text_encoder", "feed_forward_proj", config["feed_forward_proj"])
+    gelu = layers * (activation != "relu")
+    return Counter(attention_self=layers, rms_norm=2 * layers + 1, gelu=gelu)
+
+
 def image_encoder(config: Config) -> Counter[str]:
     """CLIP's vision model, as far as the projections of IP-Adapters take it, and these projections."""
     projections, layers = config["projections"], int(config["num_hidden_layers"])

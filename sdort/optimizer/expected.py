@@ -31,6 +31,7 @@ from sdort.families.component_names import (
 )
 from sdort.families.family import Config
 from sdort.families.known_families import TEXT_ENCODERS, find_denoiser
+from sdort.families.text_models import text_counts
 from sdort.graph.domains import MICROSOFT
 from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport
@@ -44,7 +45,7 @@ def architecture(config: Config, component: str) -> Counter[str]:
 
     Keys: ``attention_self``, ``attention_cross``, ``attention_causal`` (of the self attentions), ``group_norm``,
     ``group_norm_silu`` (of them, those followed by SiLU), ``conv``, ``layer_norm``, ``skip_layer_norm`` (of them,
-    those whose input is a residual sum), ``geglu``, ``transformer``, ``gelu``, ``quick_gelu``.
+    those whose input is a residual sum), ``rms_norm``, ``geglu``, ``transformer``, ``gelu``, ``quick_gelu``.
 
     Args:
         config: the component's ``config.json``; both halves of a VAE share one.
@@ -54,7 +55,7 @@ def architecture(config: Config, component: str) -> Counter[str]:
         BadModelError: the config names a block or setting whose structure is not known, or lacks one.
     """
     builders: dict[str, Callable[[Config], Counter[str]]] = {
-        **dict.fromkeys(TEXT_ENCODERS, part_counts.text_encoder),
+        **dict.fromkeys(TEXT_ENCODERS, text_counts),
         ENCODER: part_counts.vae_encoder,
         DECODER: part_counts.vae_decoder,
         CONTROLNET: part_counts.controlnet,
@@ -120,12 +121,14 @@ NORMS = {
         ("layer_norm",), ("LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization")
     ),
     "skip_layer_norm": ExpectedForm(("skip_layer_norm",), ("SkipLayerNormalization",), at_least=True),
+    "rms_norm": ExpectedForm(("rms_norm",), ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")),
 }
 RAISED = {
     "attention": ExpectedForm(("attention_self", "attention_cross"), ("Attention",)),
     "group_norm": ExpectedForm(("group_norm",), ("GroupNormalization",)),
     "conv": ExpectedForm(("conv",), ("Conv",)),
     "layer_norm": ExpectedForm(("layer_norm",), ("LayerNormalization",)),
+    "rms_norm": ExpectedForm(("rms_norm",), ("RMSNormalization",)),
     "gelu": ExpectedForm(("geglu", "gelu"), ("Gelu",)),
 }
 """The architecture's counts in the graph before a target's fusions."""

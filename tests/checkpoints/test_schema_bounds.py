@@ -440,6 +440,7 @@ def test_what_a_config_cannot_do_without() -> None:
         "T2IAdapter": {"channels", "num_res_blocks", "downscale_factor", "adapter_type"},
         "CLIPTextModel": text,
         "CLIPTextModelWithProjection": text,
+        "T5EncoderModel": {"d_model", "d_kv", "d_ff", "num_layers", "num_heads", "feed_forward_proj", "vocab_size"},
         "CLIPVisionModelWithProjection": vision,
         "StableDiffusionSafetyChecker": vision,
     }

@@ -267,7 +267,12 @@ def test_each_component_has_a_folder_and_each_class_a_library() -> None:
         library: tuple(sorted(name for name, each in LIBRARIES.items() if each == library))
         for library in LIBRARIES.values()
     } == {
-        "transformers": ("CLIPTextModel", "CLIPTextModelWithProjection", "CLIPVisionModelWithProjection"),
+        "transformers": (
+            "CLIPTextModel",
+            "CLIPTextModelWithProjection",
+            "CLIPVisionModelWithProjection",
+            "T5EncoderModel",
+        ),
         "diffusers": (
             "AutoencoderKL",
             "AutoencoderTiny",

@@ -22,8 +22,8 @@ from sdort.families.unet import UNET
 EXPORTED = {
     "unet": {"UNet2DConditionModel"},
     "vae": {"AutoencoderKL", "AutoencoderTiny"},
-    "text_encoder": {"CLIPTextModel", "CLIPTextModelWithProjection"},
-    "text_encoder_2": {"CLIPTextModel", "CLIPTextModelWithProjection"},
+    "text_encoder": {"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"},
+    "text_encoder_2": {"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"},
     "controlnet": {"ControlNetModel"},
     "adapter": {"T2IAdapter"},
 }

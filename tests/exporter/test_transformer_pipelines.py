@@ -89,9 +89,9 @@ def pixart() -> dict[str, Any]:
 
 PIPELINES: list[tuple[str, Callable[[], dict[str, Any]], str]] = [
     ("StableDiffusion3Pipeline", sd3, "transformer (SD3Transformer2DModel) and a text_encoder_3 (T5EncoderModel)"),
-    ("FluxPipeline", flux, "transformer (FluxTransformer2DModel) and a text_encoder_2 (T5EncoderModel)"),
+    ("FluxPipeline", flux, "transformer (FluxTransformer2DModel)"),
     ("ZImagePipeline", z_image, "transformer (ZImageTransformer2DModel) and a text_encoder (Qwen3Model)"),
-    ("PixArtAlphaPipeline", pixart, "transformer (PixArtTransformer2DModel) and a text_encoder (T5EncoderModel)"),
+    ("PixArtAlphaPipeline", pixart, "transformer (PixArtTransformer2DModel)"),
 ]
 
 

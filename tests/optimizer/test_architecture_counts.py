@@ -220,6 +220,12 @@ def test_each_kernel_of_a_target_decides_over_its_own_operators(kernel: str) -> 
             (),
         ),
         "skip_layer_norm": (("skip_layer_norm",), ("SkipLayerNormalization",), True, ()),
+        "rms_norm": (
+            ("rms_norm",),
+            ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"),
+            False,
+            (),
+        ),
         "quick_gelu": (("quick_gelu",), ("QuickGelu",), False, ()),
         "conv": (("conv",), ("Conv",), True, ()),
         "group_norm": (("group_norm",), ("InstanceNormalization",), False, ()),
