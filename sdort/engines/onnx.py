@@ -84,11 +84,10 @@ class OnnxEngine:
 
     def import_libraries(self, components: Sequence[str]) -> None:
         if WHOLE_PIPELINE in components:
-            from sdort.generation.requests.tokenizers import load_tokenizer
+            from sdort.generation.requests.tokenizers import load_tokenizers
             from sdort.generation.schedules.schedulers import load_sampler
 
-            for encoder in self.folder.family.encoders:
-                load_tokenizer(self.path / encoder.tokenizer)
+            load_tokenizers(self.folder)
             with suppress(UsageError):  # not every scheduler takes so few
                 load_sampler(self.path / "scheduler", 1, None)
 

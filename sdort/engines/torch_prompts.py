@@ -29,6 +29,8 @@ def prompt_arguments(pipeline: Any, request: Request, context: TensorSpec | None
         context: ``encoder_hidden_states`` of the UNet that is compared with; None if it takes any number of tokens.
     """
     family = family_of({name for name, part in pipeline.components.items() if part is not None})
+    if family.plain:  # one row, cut where the pipeline cuts it
+        return {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
     tokenizers = {each.component: TransformersTokenizer(getattr(pipeline, each.tokenizer)) for each in family.encoders}
     reader = PromptReader(tokenizers, context)
     prompt, negative = ((text,) * len(family.encoders) for text in (request.prompt, request.negative_prompt))
@@ -87,7 +89,7 @@ def _fits(reader: PromptReader, texts: Texts, weighting: str) -> bool:
     """Whether a prompt is one chunk to every text encoder."""
     return all(
         len(divide(read_prompt(text, weighting), vocabulary, weighting)) == 1
-        for text, vocabulary in zip(texts, reader.vocabularies.values(), strict=True)
+        for text, vocabulary in zip(texts, reader.chunked, strict=True)
     )
 
 

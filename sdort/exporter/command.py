@@ -310,6 +310,11 @@ def _tell_growth(name: str, components: list[ComponentSpec], adaptation: Adaptat
 def _adapted(source: Source, components: list[ComponentSpec], request: ExportRequest) -> Adaptation:
     tensors = _read_tensors(source, components, request)
     check_copied(source)
+    plain = next((encoder.class_name for encoder in source.family.encoders if encoder.plain), None)
+    if request.embedding and plain:
+        raise UsageError(
+            f"--embedding is for CLIP's text encoders, and {source.name} has a {plain}", hint="Leave it out."
+        )
     return adapt(tensors, request.lora, request.embedding, source.part)
 
 

@@ -14,6 +14,7 @@ from sdort.console import document
 from sdort.exporter.baked_adapters import AppliedAdapter
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.exporter.new_words import AddedWord
+from sdort.exporter.plain_tokenizers import write_plain_tokenizer
 from sdort.exporter.replacements import MADE_WITH, MadeWith
 from sdort.exporter.signatures import FOLDERS, ComponentSpec
 from sdort.exporter.source import AppliedIpAdapter, Source, copied_processors, processor_files
@@ -144,13 +145,17 @@ def write_index(folder: Path, source: Source, exported: list[ComponentSpec]) -> 
 
 
 def copy_processors(source: Source, folder: Path) -> None:
-    """Copy the scheduler, tokenizers and feature extractor: small text files.
+    """Copy the scheduler, tokenizers and feature extractor: small text files. Tokenizers of encoders that read plain
+    text are written in the form that ``sdort run`` reads.
 
     Raises:
-        BadModelError: the pipeline names one that it does not have.
+        BadModelError: the pipeline names one that it does not have, or a tokenizer does not load.
     """
     for name in copied_processors(source):
         (folder / name).mkdir()
         for file in processor_files(source, name):
             content = read_input(file, limit=MAX_TEXT_FILE, hint=DOWNLOAD_AGAIN)
             (folder / name / file.name).write_bytes(content)
+    for encoder in source.family.encoders:
+        if encoder.plain and (folder / encoder.tokenizer).is_dir():
+            write_plain_tokenizer(source.part(encoder.tokenizer), encoder.plain, folder / encoder.tokenizer)

@@ -20,6 +20,7 @@ from sdort.errors import BadModelError, UsageError
 from sdort.exporter.checkpoint import read_checkpoint
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN, class_defaults, normalise
 from sdort.exporter.pipeline_parts import check_channels, check_parts, exported_class
+from sdort.exporter.plain_tokenizers import read_plain_tokenizer
 from sdort.exporter.signatures import FOLDERS, ComponentSpec, describe_component
 from sdort.exporter.trace_cache import TraceCache
 from sdort.families.component_names import CONTROLS, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
@@ -321,10 +322,13 @@ def check_processors(source: Source) -> None:
         BadModelError: a scheduler's, tokenizer's or feature extractor's JSON is broken; or the files of a tokenizer do
             not belong together, or to its text encoder.
     """
+    plain = {encoder.tokenizer: encoder.plain for encoder in source.family.encoders if encoder.plain}
     for name in PROCESSORS:
         if entry_of(source.index, name):
             tokenizer = name in TOKENIZERS
-            if tokenizer:
+            if name in plain:
+                read_plain_tokenizer(source.part(name), plain[name])
+            elif tokenizer:
                 check_tokenizer(source.part(name))
             check_processor(source.part(name), DOWNLOAD_AGAIN, TABLES if tokenizer else ())
             if name == "scheduler":

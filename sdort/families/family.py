@@ -92,6 +92,22 @@ class Denoiser:
 
 
 @dataclass(frozen=True)
+class PlainText:
+    """How a text encoder reads prompts that is none of CLIP's: as plain text, in one row of tokens."""
+
+    tokenizer: str
+    """Its tokenizer's class in transformers."""
+    limit: int
+    """The most tokens of a row, with those of the template and of its end; a longer text is cut there."""
+    padded: bool
+    """Whether shorter rows are filled up, without a mask."""
+    before: str = ""
+    """The text before a prompt: its tokenizer's chat template, with a prompt for an answer."""
+    after: str = ""
+    """The text behind it."""
+
+
+@dataclass(frozen=True)
 class Encoder:
     """A text encoder of a family."""
 
@@ -111,6 +127,8 @@ class Encoder:
     """The number of layers of the original, whose last one the family does not use; None where it uses all."""
     config: Config = field(default_factory=dict)
     """Entries of its config that no tensor tells."""
+    plain: PlainText | None = None
+    """How it reads prompts; None for CLIP's chunks of 77 tokens with weights."""
 
     @property
     def tokenizer(self) -> str:
@@ -193,6 +211,11 @@ class Family:
         conditioning = {name for encoder in self.encoders for name in encoder.conditioning}
         sizes = {roles.sizes} if self.sizes and roles.sizes else set()
         return {roles.sample, roles.timestep} | conditioning | sizes
+
+    @property
+    def plain(self) -> bool:
+        """Whether an encoder reads prompts as plain text, so that all of them do."""
+        return any(encoder.plain for encoder in self.encoders)
 
     @property
     def aesthetic(self) -> bool:

@@ -33,7 +33,7 @@ from sdort.generation.requests.dynamic_prompts import draw_prompts
 from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.requests.lora_tags import LoraFolder, with_adapters
 from sdort.generation.requests.refiner import open_refiner
-from sdort.generation.requests.request import OF_SCHEDULE, PROMPTS, Request, each_prompt
+from sdort.generation.requests.request import OF_SCHEDULE, PROMPTS, Request, as_plain_text, each_prompt
 from sdort.generation.requests.seeds import read_seeds
 from sdort.generation.requests.typed_options import (
     GENERATION,
@@ -99,6 +99,9 @@ class Job:
         safety = choose_safety(folder, self.requests[0].safety)
         if safety != self.requests[0].safety:
             return replace(self, requests=[replace(each, safety=safety) for each in self.requests]).for_pipeline(folder)
+        requests = [as_plain_text(folder.family, each) for each in self.requests]
+        if requests != self.requests:
+            return replace(self, requests=requests).for_pipeline(folder)
         if self.drawn:
             self.drawn.remark_on_model(folder.model_hash)
             refiner = self.requests[0].refiner

@@ -32,13 +32,14 @@ from sdort.generation.pictures.images import Generated, to_image
 from sdort.generation.pictures.resampling import enlarged_latents
 from sdort.generation.pictures.safety import SafetyChecker, Verdict
 from sdort.generation.prompts.encoded_texts import EncodedTexts
+from sdort.generation.prompts.plain_tokenizer import PlainTokenizer
 from sdort.generation.prompts.prompt_tokenizer import PromptTokenizer
 from sdort.generation.prompts.text_conditioning import PromptReader, Texts, encode_prompts, same_length
 from sdort.generation.request_plan import RequestPlan, plan_request
 from sdort.generation.requests.canvas import Canvas, make_canvas, remark_on_size
 from sdort.generation.requests.prompt_copies import CopyTexts, copy_schedules, remark_on_schedules, texts_by_call
 from sdort.generation.requests.refiner import open_refiner, remark_on_base
-from sdort.generation.requests.request import UPSCALES, Request, check_inputs, image_size, sampler_of
+from sdort.generation.requests.request import UPSCALES, Request, as_plain_text, check_inputs, image_size, sampler_of
 from sdort.generation.requests.schedule_cache import cached_recurrence
 from sdort.generation.requests.stages import Stage
 from sdort.generation.requests.tokenizers import load_tokenizers, remark_on_files, remark_on_prompts
@@ -113,7 +114,7 @@ class TextToImage:
         sessions: dict[str, Session],
         provider: Provider,
         fallback: str | None,
-        tokenizers: Mapping[str, PromptTokenizer],
+        tokenizers: Mapping[str, PromptTokenizer | PlainTokenizer],
         options: RuntimeOptions | None = None,
         one_group: OneGroup | None = None,
     ) -> None:
@@ -191,6 +192,7 @@ class TextToImage:
             ParityError: the UNet returned NaN or infinity.
             ProviderError: a run failed.
         """
+        requests = [as_plain_text(self.folder.family, each) for each in requests]
         try:
             yield from self._generate_all(requests, plan or plan_request(self.folder, requests[0]), on_step, on_tile)
         finally:
@@ -637,12 +639,13 @@ class TextToImage:
         made_of = partial(condition, self.folder.family)
         conditions = {texts: made_of(part, size) | scale for texts, part in parts.items()}
         blank = ("",) * len(self.tokenizers)
-        same_length(
-            list(conditions.values()),
-            reader.tokens,
-            reader.fixed,
-            lambda: made_of(encode({blank: "prompt"})[blank], size),
-        )
+        if not reader.plain:
+            same_length(
+                list(conditions.values()),
+                reader.tokens,
+                reader.fixed,
+                lambda: made_of(encode({blank: "prompt"})[blank], size),
+            )
         return conditions
 
     def _of_stage(
@@ -945,7 +948,9 @@ def _open_sessions(
     return assemble(folder, sessions, sessions[folder.denoiser].provider, fallback, read)
 
 
-def _load_ahead(folder: PipelineFolder, provider: Provider, device_id: int) -> Mapping[str, PromptTokenizer]:
+def _load_ahead(
+    folder: PipelineFolder, provider: Provider, device_id: int
+) -> Mapping[str, PromptTokenizer | PlainTokenizer]:
     """The tokenizers; and what the first image's file says is asked for, while sessions leave the interpreter time."""
     import PIL.PngImagePlugin  # noqa: F401
 
@@ -959,7 +964,7 @@ def assemble(
     sessions: dict[str, Session],
     provider: Provider,
     fallback: str | None,
-    tokenizers: Mapping[str, PromptTokenizer] | None = None,
+    tokenizers: Mapping[str, PromptTokenizer | PlainTokenizer] | None = None,
     options: RuntimeOptions | None = None,
     one_group: OneGroup | None = None,
 ) -> TextToImage:

@@ -40,8 +40,13 @@ def encoder_outputs(
 
     Raises:
         BadModelError: it lacks one of them.
-        UsageError: it lacks one of another clip skip than 1.
+        UsageError: it lacks one of another clip skip than 1, or reads plain text.
     """
+    if encoder.plain and clip_skip > 1:
+        raise UsageError(
+            f"--clip-skip is for CLIP's text encoders, and {encoder.component} is a {encoder.class_name}",
+            hint="Leave it out.",
+        )
     return {name: _output(encoder, output, names, config, clip_skip) for name, output in encoder.conditioning.items()}
 
 

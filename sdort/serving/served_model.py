@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from pathlib import Path
 
 from sdort.errors import UsageError
 from sdort.families.component_names import ENCODER, SAFETY_CHECKER
-from sdort.generation.prompts.prompt_chunks import Vocabulary
+from sdort.generation.prompts.plain_tokenizer import PlainTokenizer
+from sdort.generation.prompts.prompt_chunks import Tokenizer, Vocabulary
 from sdort.generation.requests.default_sampling import default_sampling
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.tokenizers import load_tokenizers
@@ -25,6 +26,14 @@ def named_model(text: str) -> tuple[str, str]:
     if (found := _NAMED.fullmatch(text)) and not Path(text).exists():
         return found[1], found[2]
     return Path(text).resolve().name.removesuffix(".safetensors") or "model", text
+
+
+def _lengths(tokenizer: Tokenizer | PlainTokenizer) -> Callable[[str], int]:
+    """How long what an encoder reads of a text is: in chunks, or in tokens where it has no chunks."""
+    if isinstance(tokenizer, PlainTokenizer):
+        return lambda text: len(tokenizer.row(text).ids)
+    vocabulary = Vocabulary(tokenizer)
+    return lambda text: -(-len(vocabulary.ids(text)) // vocabulary.room)
 
 
 class ServedModel:
@@ -81,14 +90,11 @@ class ServedModel:
             )
 
     @cached_property
-    def _vocabularies(self) -> list[Vocabulary]:
-        return [Vocabulary(tokenizer) for tokenizer in load_tokenizers(self.folder).values()]
+    def _lengths(self) -> list[Callable[[str], int]]:
+        return [_lengths(tokenizer) for tokenizer in load_tokenizers(self.folder).values()]
 
     def chunks(self, request: Request) -> tuple[int, ...]:
-        """The numbers of chunks of a request's texts: what has the same is of one shape when it is drawn together."""
-        counts = {
-            -(-len(vocabulary.ids(text)) // vocabulary.room)
-            for text in request.texts
-            for vocabulary in self._vocabularies
-        }
+        """The numbers of chunks, or of tokens, of a request's texts: what has the same is of one shape when it is
+        drawn together."""
+        counts = {count(text) for text in request.texts for count in self._lengths}
         return tuple(sorted(counts | {1}))

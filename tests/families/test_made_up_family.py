@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from sdort.families.family import ComfyUI, Denoiser, Encoder, Family, Latents, Roles
+from sdort.families.family import ComfyUI, Denoiser, Encoder, Family, Latents, PlainText, Roles
 
 TESTS = Path(__file__).parents[1]
 FOLDER = TESTS / "support" / "families"
@@ -144,7 +144,9 @@ def test_the_page_shows_the_file_and_explains_every_field() -> None:
     assert blocks
     assert [block for block in blocks if block not in source] == []
     explained = set(re.findall(r"`(\w+)`", page))
-    wanted = {each.name for kind in (Family, Denoiser, Roles, Encoder, Latents, ComfyUI) for each in fields(kind)}
+    wanted = {
+        each.name for kind in (Family, Denoiser, Roles, Encoder, PlainText, Latents, ComfyUI) for each in fields(kind)
+    }
     assert wanted - explained == set()
 
 

@@ -13,6 +13,7 @@ import pytest
 from PIL import Image
 
 from sdort.errors import OutputError, ParityError, UsageError
+from sdort.families.known_families import FAMILIES
 from sdort.generation import command, job
 from sdort.generation.command import Pipeline
 from sdort.generation.files.from_image import DrawnWith
@@ -102,7 +103,7 @@ def test_a_pipeline_says_what_the_caller_does_not(
     monkeypatch.setattr(job, "default_sampling", lambda folder, scheduler: asked.append(scheduler) or usual)  # type: ignore[func-returns-value, redundant-expr]
     planned = plan_job(["a", "b"], {**given, "seed": 1, "scheduler": "euler"})  # type: ignore[typeddict-item]
     assert planned.unsaid == unsaid
-    folder: Any = SimpleNamespace(models={}, scheduler={"_class_name": "Own"})
+    folder: Any = SimpleNamespace(models={}, family=FAMILIES["SD 1.x"], scheduler={"_class_name": "Own"})
     found = planned.for_pipeline(folder)
     settings = {"steps": 4, "guidance_scale": 1.0} | {name: value for name, value in given.items() if value is not None}
     assert {(each.steps, each.guidance_scale) for each in found.requests} == {tuple(settings.values())}
@@ -134,7 +135,7 @@ def test_the_sampler_is_exchanged_where_nothing_is_said_of_the_sampling(
         return Sampling(7, 2.0, "unipc" if scheduler is None else None)
 
     monkeypatch.setattr(job, "default_sampling", usual)
-    folder: Any = SimpleNamespace(models={}, scheduler={"_class_name": "Own"})
+    folder: Any = SimpleNamespace(models={}, family=FAMILIES["SD 1.x"], scheduler={"_class_name": "Own"})
     options: Any = {"seed": 1, **given}
     [request] = plan_job("a", options).for_pipeline(folder).requests
     assert seen == [asked]
@@ -149,7 +150,7 @@ def test_an_image_to_be_drawn_again_is_held_against_the_models(monkeypatch: pyte
         remark_on_refiner=lambda digest: told.append(("refiner", digest)),
     )
     monkeypatch.setattr(job, "open_refiner", lambda path, base: SimpleNamespace(model_hash=f"{path} of {base.name}"))
-    folder: Any = SimpleNamespace(model_hash="00", name="base", models={})
+    folder: Any = SimpleNamespace(model_hash="00", name="base", models={}, family=FAMILIES["SD 1.x"])
     made(Request("a"), drawn=drawn).for_pipeline(folder)
     assert told == [("model", "00")]
     made(Request("a", refiner=Path("r")), drawn=drawn).for_pipeline(folder)

@@ -270,7 +270,9 @@ def test_pairs_of_letters_from_every_form_of_the_files(form: str, tmp_path: Path
 
 def test_every_text_encoder_has_its_own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tokenizers, "load_tokenizer", str)
-    encoders = [SimpleNamespace(component=f"encoder {name}", tokenizer=f"tokenizer {name}") for name in "ab"]
+    encoders = [
+        SimpleNamespace(component=f"encoder {name}", tokenizer=f"tokenizer {name}", plain=None) for name in "ab"
+    ]
     folder: Any = SimpleNamespace(path=Path("p"), family=SimpleNamespace(encoders=encoders))
     found: Any = tokenizers.load_tokenizers(folder)
     assert found == {f"encoder {name}": f"p/tokenizer {name}" for name in "ab"}

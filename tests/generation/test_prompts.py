@@ -26,6 +26,7 @@ from sdort.errors import UsageError
 from sdort.generation.pipeline import TextToImage, load_pipeline
 from sdort.generation.prompts.prompt_chunks import Vocabulary, divide
 from sdort.generation.prompts.prompt_syntax import Segment, read_prompt
+from sdort.generation.prompts.prompt_tokenizer import PromptTokenizer
 from sdort.generation.prompts.text_conditioning import MAX_REPEATED, same_length
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.tokenizers import remark_on_files
@@ -127,7 +128,9 @@ def test_weights_and_depth_have_bounds() -> None:
 
 def chunks(tiny: Tiny, text: str, weighting: str = "a1111") -> list[str]:
     """The texts of a prompt's chunks; the tiny tokenizer has a token for each letter."""
-    vocabulary = Vocabulary(opened(tiny.onnx).tokenizers["text_encoder"])
+    tokenizer = opened(tiny.onnx).tokenizers["text_encoder"]
+    assert isinstance(tokenizer, PromptTokenizer)
+    vocabulary = Vocabulary(tokenizer)
     divided = divide(read_prompt(text, weighting), vocabulary, weighting)
     return ["".join(vocabulary.text([token]).strip() for token, _ in chunk) for chunk in divided]
 

@@ -37,6 +37,7 @@ _A1111 = re.compile(
     rf"\\(?P<escaped>[^:]?)|(?P<open>[(\[])|:\s*(?P<weight>{DECIMAL})\s*\)|(?P<close>[)\]])|(?P<text>[^\\()\[\]:]+|:)",
     re.DOTALL,
 )
+_HEAVY = re.compile(rf"\([^()\[\]:]*:\s*{DECIMAL}\s*\)")
 _BREAK = re.compile(r"\bBREAK\b")
 _NETWORK = re.compile(r"<(lora|lyco|lycoris|locon|hypernet|hypernetwork):([^<>]+)>")
 _COMFYUI_ESCAPED = re.compile(r"\\([()])")
@@ -72,6 +73,12 @@ class NamedFiles:
     """In angle brackets, such as ``<lora:name:0.8>``."""
     embeddings: tuple[str, ...]
     """Textual inversion embeddings that it names as ComfyUI does, ``embedding:name``; their names are in the text."""
+
+
+def heavy_text(text: str) -> str | None:
+    """The first words of a text with a weight in numbers, such as ``(word:1.2)``; None if there are none."""
+    found = _HEAVY.search(text)
+    return found[0] if found else None
 
 
 def check_weighting(name: object) -> None:

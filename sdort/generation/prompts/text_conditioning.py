@@ -13,6 +13,9 @@ pooled embedding is that of the first.
 The prompts of a run may have different numbers of chunks, and the UNet takes one number. Attention over all of a
 prompt's tokens twice is attention over them once (each weight of the softmax is halved and counted twice), so that
 prompts are repeated up to the least common multiple: no image depends on how long other prompts are.
+
+A text encoder that reads plain text has one row of tokens for each prompt, without weights; beside one, CLIP's have one
+chunk, as diffusers' pipelines have it.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sdort.console import detail, warn
+from sdort.generation.prompts.plain_tokenizer import PlainTokenizer
 from sdort.generation.prompts.prompt_chunks import MAX_CHUNKS, Chunk, Tokenizer, Vocabulary, WeightedToken, divide
 from sdort.generation.prompts.prompt_syntax import read_prompt
 from sdort.graph.signature import Array, TensorSpec, static_size
@@ -121,6 +125,38 @@ def _extended(value: Array, padding: Array | None, length: int) -> Array:
     return np.concatenate([value, *[padding] * ((length - value.shape[1]) // padding.shape[1])], axis=1)
 
 
+class PlainVocabulary:
+    """The rows of tokens of a text encoder that reads plain text, as chunks without weights."""
+
+    def __init__(self, tokenizer: PlainTokenizer) -> None:
+        self._tokenizer = tokenizer
+
+    def chunk(self, text: str, kind: str) -> Chunk:
+        """The row of a prompt; what has no room is told.
+
+        Args:
+            kind: what the prompt is, for messages.
+        """
+        row, most = self._tokenizer.row(text), self._tokenizer.plain.limit
+        if row.lost:
+            lost = _shown(self._tokenizer.text(row.lost[:_SHOWN]), len(row.lost))
+            warn(
+                f"the {kind} has {most + len(row.lost)} tokens, and the model reads {most}; this part has no effect: "
+                f"{lost}"
+            )
+        return Chunk(row.ids, (1.0,) * len(row.ids))
+
+    @property
+    def empty(self) -> Chunk:
+        """The row of an empty prompt."""
+        return self.chunk("", "prompt")
+
+
+def _shown(text: str, tokens: int) -> str:
+    """A prompt's lost part in a message: as many tokens as are shown at most were decoded."""
+    return text if len(text) <= _SHOWN and tokens <= _SHOWN else f"{text[:_SHOWN]}..."
+
+
 class PromptReader:
     """Divides prompts into chunks of each text encoder's tokens.
 
@@ -129,12 +165,19 @@ class PromptReader:
         context: the UNet's input ``encoder_hidden_states``, which may say how many tokens it takes; None: any number.
     """
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer], context: TensorSpec | None) -> None:
-        self.vocabularies = {component: Vocabulary(tokenizer) for component, tokenizer in tokenizers.items()}
+    def __init__(self, tokenizers: Mapping[str, Tokenizer | PlainTokenizer], context: TensorSpec | None) -> None:
+        self.vocabularies = {
+            component: PlainVocabulary(tokenizer) if isinstance(tokenizer, PlainTokenizer) else Vocabulary(tokenizer)
+            for component, tokenizer in tokenizers.items()
+        }
+        self.chunked = [each for each in self.vocabularies.values() if isinstance(each, Vocabulary)]
+        """Those of encoders that read chunks."""
+        self.plain = len(self.chunked) < len(tokenizers)
+        """Whether an encoder reads plain text, so that each has one row."""
         fixed = static_size(context.shape, 1) if context and len(context.shape) == 3 else None
-        self.tokens = min(vocabulary.length for vocabulary in self.vocabularies.values())
+        self.tokens = min((vocabulary.length for vocabulary in self.chunked), default=1)
         """Tokens of a chunk."""
-        self.fixed: int | None = max(1, fixed // self.tokens) if fixed else None
+        self.fixed: int | None = 1 if self.plain else max(1, fixed // self.tokens) if fixed else None
         """Chunks that the UNet takes; None for any number."""
 
     def chunks(self, texts: Texts, weighting: str, kind: str) -> list[list[Chunk]]:
@@ -143,7 +186,9 @@ class PromptReader:
         Args:
             kind: what the prompt is, for the message that says what of it is beyond the longest.
         """
-        vocabularies = list(self.vocabularies.values())
+        if self.plain:
+            return [self._only_chunk(index, texts, kind) for index in range(len(texts))]
+        vocabularies = self.chunked
         divided = [
             divide(read_prompt(text, weighting), vocabulary, weighting)
             for text, vocabulary in zip(texts, vocabularies, strict=True)
@@ -161,13 +206,22 @@ class PromptReader:
             for vocabulary, tokens in zip(vocabularies, divided, strict=True)
         ]
 
+    def _only_chunk(self, index: int, texts: Texts, kind: str) -> list[Chunk]:
+        """The one chunk of an encoder: a row of plain text, or what of it CLIP reads at once."""
+        vocabulary = list(self.vocabularies.values())[index]
+        if isinstance(vocabulary, PlainVocabulary):
+            return [vocabulary.chunk(texts[index], kind)]
+        tokens = [(token, 1.0) for token in vocabulary.ids(texts[index])]
+        if len(tokens) > vocabulary.room:
+            detail(f"CLIP's text encoder reads {vocabulary.room} of the {len(tokens)} tokens of the {kind}")
+        return [vocabulary.chunk(tokens[: vocabulary.room])]
+
     def _warn_of_cut(
         self, vocabulary: Vocabulary, chunks: Sequence[Sequence[WeightedToken]], most: int, kind: str
     ) -> None:
         lost = [token for chunk in chunks[most:] for token, _ in chunk]
-        # As many tokens as are shown at most: a prompt of 100,000 characters is no message.
-        text = vocabulary.text(lost[:_SHOWN])
-        text = text if len(text) <= _SHOWN and len(lost) <= _SHOWN else f"{text[:_SHOWN]}..."
+        # A prompt of 100,000 characters is no message.
+        text = _shown(vocabulary.text(lost[:_SHOWN]), len(lost))
         warn(
             f"the {kind} has {sum(map(len, chunks))} tokens, and the model reads {most * vocabulary.room}; "
             f"this part has no effect: {text}"

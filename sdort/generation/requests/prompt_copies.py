@@ -41,8 +41,8 @@ def copy_schedules(
     """
 
     def schedules(first: str, second: str) -> tuple[Schedule, ...]:
-        texts = {"text_encoder": first, "text_encoder_2": second or first}
-        return tuple(read_schedule(texts[name], request.prompt_weighting) for name in encoders)
+        texts = {"text_encoder_2": second or first}
+        return tuple(read_schedule(texts.get(name, first), request.prompt_weighting) for name in encoders)
 
     prompts: list[tuple[Schedule, ...] | None] = [schedules(part, request.prompt_2) for part, _ in request.parts]
     if not guided:

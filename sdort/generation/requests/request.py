@@ -20,7 +20,7 @@ from sdort.generation.pictures.image_sizes import size_from
 from sdort.generation.pictures.input_image import InputImage
 from sdort.generation.pictures.safety import check_safety
 from sdort.generation.prompts.prompt_schedule import check_prompt, read_parts
-from sdort.generation.prompts.prompt_syntax import check_weighting
+from sdort.generation.prompts.prompt_syntax import WEIGHTINGS, check_weighting, heavy_text
 from sdort.generation.requests.control_choice import Control
 from sdort.generation.requests.ip_adapter_choice import IpAdapterImage
 from sdort.generation.requests.typed_options import DrawnOptions
@@ -366,6 +366,30 @@ def check_prompts(folder: PipelineFolder, request: Request) -> None:
             f"{flag_of(given)} is for SDXL's second text encoder, and this pipeline has one",
             hint="Leave it out.",
         )
+
+
+def as_plain_text(family: Family, request: Request) -> Request:
+    """A request whose prompts are read as plain text, where that is how text encoders of the family read.
+
+    Raises:
+        UsageError: it asks for weights, by ``prompt_weighting`` or by numbers in a prompt.
+    """
+    if not family.plain or request.prompt_weighting == "none":
+        return request
+    who = next(encoder.class_name for encoder in family.encoders if encoder.plain)
+    if request.prompt_weighting != WEIGHTINGS[0]:
+        raise UsageError(
+            f"--prompt-weighting {request.prompt_weighting} is for CLIP's text encoders, and {family.title} has a "
+            f"{who}, which takes no weights",
+            hint="Leave it out: prompts are read as plain text.",
+        )
+    for name in ("prompt", *PROMPTS):
+        if heavy := heavy_text(getattr(request, name)):
+            raise UsageError(
+                f"{flag_of(name)} has the weight {cut(heavy)}, and {family.title} has a {who}, which takes no weights",
+                hint="Leave the number out; or give --prompt-weighting none, which takes it as text.",
+            )
+    return replace(request, prompt_weighting="none")
 
 
 def image_size(folder: PipelineFolder, request: Request, larger: tuple[int, int] | None = None) -> tuple[int, int]:

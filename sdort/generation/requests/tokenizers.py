@@ -10,6 +10,8 @@ from sdort.checkpoints.tokenizer_files import TABLES, check_tokenizer
 from sdort.console import say, warn
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import cut, library_reason, one_line
+from sdort.families.family import PlainText
+from sdort.generation.prompts.plain_tokenizer import PlainTokenizer
 from sdort.generation.prompts.prompt_syntax import WEIGHTINGS, named_files, network_texts
 from sdort.generation.prompts.prompt_tokenizer import PromptTokenizer
 from sdort.generation.requests.lora_tags import Network, read_networks
@@ -44,13 +46,46 @@ def load_tokenizer(folder: Path) -> PromptTokenizer:
     return tokenizer
 
 
-def load_tokenizers(folder: PipelineFolder) -> dict[str, PromptTokenizer]:
+def load_plain_tokenizer(folder: Path, plain: PlainText, embeddings: int | None) -> PlainTokenizer:
+    """The tokenizer of a text encoder that reads plain text.
+
+    Args:
+        plain: how the encoder reads prompts.
+        embeddings: the number of tokens that it has embeddings for; None where nothing says it.
+
+    Raises:
+        BadModelError: ``folder`` has no tokenizer that loads, or one of another encoder.
+    """
+    check_processor(folder, besides=TABLES)
+    try:
+        tokenizer = PlainTokenizer(folder, plain)
+    except BadModelError:
+        raise
+    except Exception as error:  # whatever the library says of a broken file
+        raise BadModelError(f"cannot read the tokenizer in {folder}: {library_reason(error)}") from error
+    if embeddings is not None and tokenizer.size > embeddings:
+        raise BadModelError(
+            f"the tokenizer in {folder} has {tokenizer.size} tokens, and its text encoder has embeddings for "
+            f"{embeddings}",
+            hint="They belong to different models; copy or download the checkpoint again.",
+        )
+    return tokenizer
+
+
+def load_tokenizers(folder: PipelineFolder) -> dict[str, PromptTokenizer | PlainTokenizer]:
     """The tokenizer of each text encoder.
 
     Raises:
-        BadModelError: as :func:`load_tokenizer`.
+        BadModelError: as :func:`load_tokenizer` and :func:`load_plain_tokenizer`.
     """
-    return {each.component: load_tokenizer(folder.path / each.tokenizer) for each in folder.family.encoders}
+    return {
+        each.component: load_plain_tokenizer(
+            folder.path / each.tokenizer, each.plain, folder.config(each.component).get("vocab_size")
+        )
+        if each.plain
+        else load_tokenizer(folder.path / each.tokenizer)
+        for each in folder.family.encoders
+    }
 
 
 def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
@@ -70,8 +105,10 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
         )
 
 
-def remark_on_files(tokenizer: PromptTokenizer, requests: Sequence[Request]) -> None:
+def remark_on_files(tokenizer: PromptTokenizer | PlainTokenizer, requests: Sequence[Request]) -> None:
     """Say which LoRAs and embeddings the prompts ask for that the pipeline does not have."""
+    if isinstance(tokenizer, PlainTokenizer):
+        return  # plain text names no files
     files = [named_files(text, request.prompt_weighting) for request in requests for text in request.texts]
     choices = [choice for request in requests for choice in request.lora]
     given = {choice.path.stem.lower(): choice.scale for choice in choices}
