@@ -179,9 +179,12 @@ class TorchEngine:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
         family = self._family
         whole = {*family.needed, "vae"} - {DECODER} <= self._parts() and not (family.aesthetic or self._is_own)
-        channels = family.denoiser.channels[0]
-        generates = whole and self.config(self.denoiser)[channels] == self.config("vae")["latent_channels"]
+        generates = whole and self._sample_channels == self.config("vae")["latent_channels"]
         return [*names, *([WHOLE_PIPELINE] if generates else [])]
+
+    @property
+    def _sample_channels(self) -> int:
+        return self._family.denoiser.channels_of(self.config(self.denoiser))
 
     def config(self, part: str) -> dict[str, Any]:
         """A part's ``config.json``."""

@@ -62,6 +62,8 @@ class ComponentRunner:
         self.values = self.guard(self._run)
 
     def _run(self) -> Any:
+        if self.component in DENOISERS and self._denoiser.call:
+            return (self._denoiser.call(self.call, self.arguments),)
         if self.component in DENOISERS:
             given = module_arguments(self.arguments, self.arguments.values(), self._denoiser.arguments)
             return self.call(**given, return_dict=False)
@@ -136,7 +138,7 @@ class PipelineRunner:
         latent = (height // pipeline.vae_scale_factor, width // pipeline.vae_scale_factor)
         # Sampled in fp32 and rounded: torch's fp16 noise of a seed is other noise.
         denoiser = getattr(pipeline, self.denoiser.component)
-        shape = (request.num_images, denoiser.config[self.denoiser.channels[0]], *latent)
+        shape = (request.num_images, self.denoiser.channels_of(denoiser.config), *latent)
         noise = randn_tensor(shape, generator=generators, dtype=torch.float32)
         return pipeline(
             **prompt_arguments(pipeline, request, self.context),

@@ -423,8 +423,9 @@ def _at_static_size(
     source: Source, components: list[ComponentSpec], size: StaticSize, cache: TraceCache
 ) -> list[ComponentSpec]:
     factor = vae_factor(component_config(source, DECODER, cache)) if entry_of(source.index, "vae") else 8
-    if size.height % factor or size.width % factor:
-        raise UsageError(f"--static {size}: height and width must be multiples of {factor}")
+    step = factor * source.family.denoiser.patch
+    if size.height % step or size.width % step:
+        raise UsageError(f"--static {size}: height and width must be multiples of {step}")
     length = _sequence_length(source, cache)
     sizes = {
         "batch_size": size.batch,
@@ -437,7 +438,7 @@ def _at_static_size(
         "sample_width": size.width,
     }
     # Classifier-free guidance runs every latent with and without the prompt, in one batch.
-    guided = sizes | {"batch_size": 2 * size.batch}
+    guided = sizes | {"batch_size": (1 if source.family.denoiser.distilled else 2) * size.batch}
     one = sizes | {"batch_size": 1}
     per_component = {**dict.fromkeys(DENOISERS, guided), CONTROLNET: guided, IMAGE_ENCODER: one, SAFETY_CHECKER: one}
     return [at_size(component, per_component.get(component.name, sizes)) for component in components]

@@ -106,7 +106,8 @@ def check_channels(
     Raises:
         BadModelError: it does.
     """
-    (inputs, outputs), pipeline = (unet[key] for key in denoiser.channels), str(index.get("_class_name"))
+    inputs, outputs = denoiser.channels_of(unet), denoiser.channels_of(unet, made=True)
+    pipeline = str(index.get("_class_name"))
     variant = unet_variant(inputs, outputs)
     if variant not in (None, INPAINTING) and not (variant == EDITING and "InstructPix2Pix" in pipeline):
         raise BadModelError(

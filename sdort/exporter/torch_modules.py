@@ -29,6 +29,7 @@ from sdort.families.component_names import (
     T2I_ADAPTER,
 )
 from sdort.families.denoiser_arguments import module_arguments
+from sdort.families.family import Denoiser
 from sdort.families.known_families import find_denoiser
 from sdort.families.text_models import T5, TEXT_MODELS
 from sdort.families.unet import UNET
@@ -68,14 +69,16 @@ class _T5(torch.nn.Module):  # type: ignore[misc]
 
 
 class _Denoiser(torch.nn.Module):  # type: ignore[misc]
-    def __init__(self, model: Any, inputs: list[str], arguments: Mapping[str, str]) -> None:
+    def __init__(self, model: Any, inputs: list[str], denoiser: Denoiser) -> None:
         super().__init__()
-        self.arguments = arguments
+        self.denoiser = denoiser
         self.model = model
         self.inputs = inputs
 
     def forward(self, *tensors: Any) -> Any:
-        inputs = module_arguments(self.inputs, tensors, self.arguments)
+        if self.denoiser.call:
+            return self.denoiser.call(self.model, dict(zip(self.inputs, tensors, strict=True)))
+        inputs = module_arguments(self.inputs, tensors, self.denoiser.arguments)
         if IMAGE_TOKENS in inputs:
             pairs = zip(inputs.pop(IMAGE_TOKENS), inputs.pop(IMAGE_SCALE), strict=True)
             # Values have no bias: those of scaled tokens are scaled values, so that one product is enough for all
@@ -232,7 +235,7 @@ def build_module(component: ComponentSpec) -> Any:
     model.eval().requires_grad_(False)
     _restore_buffers(component, model)
     if denoiser := find_denoiser(component.name, component.class_name):
-        return _Denoiser(model, [spec.name for spec in component.inputs], denoiser.arguments)
+        return _Denoiser(model, [spec.name for spec in component.inputs], denoiser)
     if component.name == CONTROLNET:
         pooled = bool(component.config["global_pool_conditions"])
         return _ControlNet(model, [spec.name for spec in component.inputs], pooled)

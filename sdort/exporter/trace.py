@@ -24,7 +24,7 @@ from sdort.exporter.signatures import ComponentSpec, evaluate_dim
 from sdort.exporter.template import Trace
 from sdort.families.component_names import CONTROLNET, ENCODER, T2I_ADAPTER
 from sdort.families.graph_tensor import GraphDim, GraphTensor
-from sdort.families.known_families import DENOISERS
+from sdort.families.known_families import DENOISERS, find_denoiser
 from sdort.families.vae_levels import vae_factor
 from sdort.machine.version import __version__
 
@@ -137,8 +137,10 @@ def _identifier(dim: str) -> str:
 def _example_sizes(component: ComponentSpec) -> Mapping[str, int]:
     """An autoencoder of more than the usual 8 pixels a latent gets a larger image, lest a side of its latent be 1.
 
-    A T2I-Adapter takes whole squares of pixels only.
+    A T2I-Adapter takes whole squares of pixels only, and a transformer whole tokens of latents.
     """
+    if denoiser := find_denoiser(component.name, component.class_name):
+        return _EXAMPLE | {side: _EXAMPLE[side] * denoiser.patch for side in ("height", "width")}
     if component.name == T2I_ADAPTER:
         factor = int(component.config["downscale_factor"])
         return _EXAMPLE | {f"sample_{side}": _EXAMPLE[side] * factor for side in ("height", "width")}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sdort.families.component_names import DECODER
-from sdort.families.graph_tensor import GraphSignature
+from sdort.families.graph_tensor import GraphSignature, size_of
 
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -39,7 +39,7 @@ class Roles:
     sizes: str | None = None
     """The numbers of :attr:`Family.sizes`, float [B, numbers]."""
     guidance: str | None = None
-    """The embedding of the guidance scale, float [B, width], of models that were distilled with it."""
+    """The guidance scale, of models that were distilled with it: its embedding, float [B, width], or itself, [B]."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -87,8 +87,26 @@ class Denoiser:
     """Arguments of the class that do not change the graph."""
     arguments: Mapping[str, str] = field(default_factory=dict)
     """Inputs that its torch module takes under another name, or in a dictionary: ``DICTIONARY.NAME``."""
+    call: Callable[[Any, Mapping[str, Any]], Any] | None = None
+    """Gives the graph's output, a torch tensor, by its class's module and the inputs by their names; None for a module
+    that takes them as they are."""
+    distilled: bool = False
+    """It follows prompts without a sample that has none beside: it was distilled with the guidance scale, which is an
+    input of it, or to few steps."""
+    patch: int = 1
+    """Latents along each side of a token: heights and widths of latents are multiples of it."""
+    packed: bool = False
+    """Its config counts the channels of all latents of a token together."""
     adapter_prefixes: tuple[str, ...] = ()
     """Beginnings of the names of its modules in LoRA files, with underscores for dots."""
+
+    def channels_of(self, config: Config, *, made: bool = False) -> int:
+        """Channels of the latents that it takes, or of those that it makes.
+
+        Raises:
+            KeyError, ValueError: its config does not say.
+        """
+        return size_of(config, self.channels[made]) // (self.patch**2 if self.packed else 1)
 
 
 @dataclass(frozen=True)
@@ -191,6 +209,9 @@ class Family:
     """Whether a denoiser with tensors of these shapes is of the family, where its name is one of ``tensors``."""
     index: Config = field(default_factory=dict)
     """Further entries of ``model_index.json``."""
+    usual: Callable[[Config], tuple[int, float]] | None = None
+    """Steps and guidance scale of a request that does not say, by its denoiser's config; None where the sampler
+    tells."""
     sizes: tuple[str, ...] = ()
     """The numbers that condition its denoiser, in their order."""
     empty_is_zero: bool = False

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from sdort.errors import UsageError
 from sdort.exporter.signatures import ComponentSpec
@@ -37,16 +38,16 @@ class Unmade:
     @property
     def latent_channels(self) -> int:
         """Channels of the latents that the autoencoder decodes."""
-        return self._number(DECODER, "latent_channels")
+        return int(self._config(DECODER)["latent_channels"])
 
     @property
     def sample_channels(self) -> int:
         """Channels of the UNet's sample."""
         denoiser = self.family.denoiser
-        return self._number(denoiser.component, denoiser.channels[0])
+        return denoiser.channels_of(self._config(denoiser.component))
 
-    def _number(self, name: str, key: str) -> int:
-        return next(int(component.config[key]) for component in self.components if component.name == name)
+    def _config(self, name: str) -> Mapping[str, Any]:
+        return next(component.config for component in self.components if component.name == name)
 
 
 Check = Callable[[Unmade], None]

@@ -99,7 +99,8 @@ class Job:
         safety = choose_safety(folder, self.requests[0].safety)
         if safety != self.requests[0].safety:
             return replace(self, requests=[replace(each, safety=safety) for each in self.requests]).for_pipeline(folder)
-        requests = [as_plain_text(folder.family, each) for each in self.requests]
+        family = folder.family
+        requests = [replace(as_plain_text(family, each), distilled=family.denoiser.distilled) for each in self.requests]
         if requests != self.requests:
             return replace(self, requests=requests).for_pipeline(folder)
         if self.drawn:

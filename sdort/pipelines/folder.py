@@ -171,6 +171,11 @@ class PipelineFolder:
         return vae_factor(self.vae)
 
     @property
+    def side_step(self) -> int:
+        """Pixels of which heights and widths of images are multiples."""
+        return self.vae_factor * self.family.denoiser.patch
+
+    @property
     def latent_channels(self) -> int:
         """Channels of the latents that the autoencoder decodes."""
         spec = next(iter(self.file(DECODER).signature.inputs.values()))
@@ -188,7 +193,8 @@ class PipelineFolder:
         denoiser = self.family.denoiser
         spec = self.file(denoiser.component).signature.inputs[denoiser.roles.sample]
         config = self.config(denoiser.component)
-        return static_size(spec.shape, 1) or int(config.get(denoiser.channels[0], self.latent_channels))
+        given = static_size(spec.shape, 1)
+        return given or (denoiser.channels_of(config) if denoiser.channels[0] in config else self.latent_channels)
 
     def scaled(self, latents: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
         """Latents [images, channels, height, width] of the encoder as the UNet takes them: inverse to :meth:`unscaled`.

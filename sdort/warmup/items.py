@@ -127,8 +127,8 @@ def plan(target: WarmupTarget, options: WarmupOptions) -> list[Item]:
 def _cases(folder: PipelineFolder, options: WarmupOptions, inputs: Mapping[str, InputSpecs]) -> Iterator[Case]:
     """The cases that generations run the components on; all images of a run begin with one that is encoded."""
     for height, width in options.sizes or [folder.default_size]:
-        if height % folder.vae_factor or width % folder.vae_factor:
-            raise UsageError(f"--size {width}x{height}: both must be multiples of {folder.vae_factor}")
+        if height % folder.side_step or width % folder.side_step:
+            raise UsageError(f"--size {width}x{height}: both must be multiples of {folder.side_step}")
         for images in options.batch_sizes:
             for name, specs in inputs.items():
                 count = 1 if name == ENCODER else images

@@ -255,7 +255,7 @@ def test_a_unet_takes_the_tokens_of_each_image_and_their_scales() -> None:
         "sample", "down_intrablock_additional_residuals.0", "down_intrablock_additional_residuals.1", "time_ids",
         "image_tokens.0", "image_scale.0", "image_tokens.1", "image_scale.1",
     ]  # fmt: skip
-    unet.__dict__.update(model=model, inputs=names, arguments=UNET.arguments)
+    unet.__dict__.update(model=model, inputs=names, denoiser=UNET)
     tokens, scales = (
         [torch.ones(2, 3, 4), torch.ones(2, 5, 4) * 2],
         [torch.tensor([[0.5], [2]]), torch.full((2, 1), 3.0)],

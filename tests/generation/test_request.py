@@ -301,7 +301,8 @@ def folder(
     specs = {"sample": TensorSpec("sample", np.dtype(np.float32), sample)} if inputs is None else inputs
     file = SimpleNamespace(signature=SimpleNamespace(inputs=specs))
     return SimpleNamespace(
-        file=lambda _: file, vae_factor=factor, default_size=default, family=family, path=Path("pipe"), given="pipe",
+        file=lambda _: file, vae_factor=factor, side_step=factor,
+        default_size=default, family=family, path=Path("pipe"), given="pipe",
         latent_channels=latents, sample_channels=sample[1], models=models, denoiser=family.denoiser.component,
     )  # fmt: skip
 
@@ -429,3 +430,13 @@ def test_a_unet_takes_what_its_family_tells_it() -> None:
             check_inputs(unet(*sdxl, numbers=numbers), family)
         with pytest.raises(BadModelError, match=f"the UNet takes {other} numbers as time_ids, not the {own} of"):
             check_inputs(unet(*sdxl, numbers=other), family)
+
+
+def test_sides_are_multiples_of_a_token() -> None:
+    with pytest.raises(UsageError, match="--width 72 is not a multiple of 16"):
+        check_side("width", 72, 64, None, 16)
+
+
+def test_a_distilled_model_draws_with_the_prompt_alone() -> None:
+    assert Request("a star", guidance_scale=3.5, distilled=True).guidance() == [1.0]
+    assert Request("a star", guidance_scale=3.5).guidance() == [-2.5, 3.5]

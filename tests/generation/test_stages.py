@@ -58,7 +58,7 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
     return state
 
 
-FOLDER: Any = SimpleNamespace(sample_channels=4, latent_channels=4, vae_factor=8)
+FOLDER: Any = SimpleNamespace(sample_channels=4, latent_channels=4, vae_factor=8, side_step=8)
 INPAINTING: Any = SimpleNamespace(sample_channels=9, latent_channels=4, vae_factor=8)
 
 

@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
 
 def embed_guidance(guidance_scale: float, width: int) -> Array:
-    """The guidance scale as sines and cosines [1, width], as diffusers embeds it.
+    """The guidance scale as sines and cosines [1, width], as diffusers embeds it, or at a width of 0 itself, [1].
 
     https://github.com/google-research/vdm/blob/dc27b98a554f65cdc654b800da5aa1846545d41b/model_vdm.py#L298
     """
+    if width == 0:
+        return np.array([guidance_scale], np.float32)
     half = width // 2
     # In fp32, as in training: the angles are in the thousands, so its roundings show.
     exponents = np.arange(half, dtype=np.float32) * np.float32(-(math.log(10000.0) / (half - 1)))

@@ -17,7 +17,7 @@ def size_from(image: InputImage, asked: tuple[int | None, int | None], own: tupl
     Args:
         asked: as asked; where one is None the image keeps its proportions.
         own: the model's own.
-        factor: pixels a latent along each side; a size is a multiple of it.
+        factor: pixels of which a size is a multiple.
 
     Returns:
         Where nothing is asked for, the image's own size, rounded down as in diffusers; that of the model's pixels where
@@ -35,6 +35,6 @@ def size_from(image: InputImage, asked: tuple[int | None, int | None], own: tupl
 
 
 def scaled_size(size: tuple[int, int], scale: float, factor: int) -> tuple[int, int]:
-    """Height and width in pixels times ``scale``, rounded to multiples of ``factor``, the pixels a latent."""
+    """Height and width in pixels times ``scale``, rounded to multiples of ``factor``."""
     height, width = (max(round(side * scale / factor), 1) * factor for side in size)
     return height, width

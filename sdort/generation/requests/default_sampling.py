@@ -47,6 +47,8 @@ def default_sampling(folder: PipelineFolder, scheduler: str | None) -> Sampling:
         BadModelError: the folder has no usable scheduler config.
         UsageError: no such scheduler.
     """
+    if folder.family.usual:
+        return Sampling(*folder.family.usual(folder.config(folder.denoiser)))
     config = folder.scheduler
     own = str(config.get("_class_name"))
     chosen = own if scheduler in (None, own) else find_scheduler(scheduler or own)[0]

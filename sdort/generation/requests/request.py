@@ -69,6 +69,8 @@ class Request(DrawnOptions):
     hires_upscaler: Path | None = None
     upscale: Path | None = None
     refiner: Path | None = None
+    distilled: bool = False
+    """Of :class:`sdort.families.family.Denoiser`, of the model that draws it."""
 
     def __post_init__(self) -> None:
         limits = ranges_of(DrawnOptions)
@@ -121,7 +123,7 @@ class Request(DrawnOptions):
             embedded: whether the UNet takes the scale as an input.
         """
         weights = [weight for _, weight in self.parts]
-        scale = 1.0 if embedded else max(self.guidance_scale, 1.0)
+        scale = 1.0 if embedded or self.distilled else max(self.guidance_scale, 1.0)
         if scale == 1.0 and len(weights) == 1:
             return [1.0]
         shares = [scale * weight for weight in weights]
@@ -192,7 +194,8 @@ class Request(DrawnOptions):
     def recorded(self) -> dict[str, Any]:
         """Its fields as the record of a generation has them: defaults filled in, images by name and hash."""
         image, mask = self.init_image, self.mask
-        values = {name: value for name, value in vars(self).items() if name not in ("init_image", "mask")}
+        beside = ("init_image", "mask", "distilled")
+        values = {name: value for name, value in vars(self).items() if name not in beside}
         return values | {
             "templates": dict(self.templates),
             "init_image": str(image) if image else None,
@@ -412,10 +415,11 @@ def image_size(folder: PipelineFolder, request: Request, larger: tuple[int, int]
     height, width = folder.default_size
     asked = larger or (request.height, request.width)
     if request.init_image and not request.only_masked:
-        height, width = size_from(request.init_image, asked, folder.default_size, factor)
+        height, width = size_from(request.init_image, asked, folder.default_size, folder.side_step)
+    fixed = [side and side * factor for side in (static_size(latent, 2), static_size(latent, 3))]
     return (
-        check_side("height", asked[0], height, static_size(latent, 2), factor),
-        check_side("width", asked[1], width, static_size(latent, 3), factor),
+        check_side("height", asked[0], height, fixed[0], folder.side_step),
+        check_side("width", asked[1], width, fixed[1], folder.side_step),
     )
 
 
@@ -520,19 +524,19 @@ def check_side(name: str, asked: int | None, default: int, fixed: int | None, fa
         name: ``height`` or ``width``.
         asked: what the user wants, None for the model's own.
         default: what the model was trained for.
-        fixed: the static size of the latent, None when it is dynamic.
-        factor: pixels a latent.
+        fixed: that of a static model, None when it is dynamic.
+        factor: what it has to be a multiple of.
 
     Raises:
         UsageError: not a multiple of ``factor``, or another size than a static model has.
     """
-    size = (fixed * factor if fixed else default) if asked is None else asked
+    size = (fixed or default) if asked is None else asked
     if size <= 0 or size % factor:
         below = max(size // factor, 1) * factor
         raise UsageError(f"--{name} {size} is not a multiple of {factor}", hint=f"Take {below} or {below + factor}.")
-    if fixed and size != fixed * factor:
+    if fixed and size != fixed:
         raise UsageError(
-            f"this pipeline was exported for the {name} {fixed * factor}, not {size}",
+            f"this pipeline was exported for the {name} {fixed}, not {size}",
             hint="Leave the option out, or export again without --static.",
         )
     return size

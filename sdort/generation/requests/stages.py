@@ -59,7 +59,7 @@ def plan_stages(folder: PipelineFolder, request: Request) -> list[Stage]:
         return _refined(folder, request, first)
     if request.hires is None:
         return [first]
-    larger = scaled_size(size, request.hires, folder.vae_factor)
+    larger = scaled_size(size, request.hires, folder.side_step)
     image_size(folder, request, larger)
     strength = ("hires_strength", request.second_strength)
     second = _stage(folder, request, larger, request.hires_steps or request.steps, strength, Begin.IMAGE)

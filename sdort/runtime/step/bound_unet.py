@@ -250,6 +250,8 @@ def repeated(conditions: Sequence[Conditioning], images: int) -> Conditioning:
 
 
 def condition_width(unet: HasInputs) -> int | None:
-    """Width of the embedding of the guidance scale; None if the UNet does not take one."""
+    """Width of the embedding of the guidance scale, 0 for the scale itself; None if the denoiser takes neither."""
     spec = unet.inputs.get(roles_of(unet.inputs).guidance or "")
-    return (static_size(spec.shape, 1) or 256) if spec else None
+    if spec is None:
+        return None
+    return (static_size(spec.shape, 1) or 256) if len(spec.shape) > 1 else 0
