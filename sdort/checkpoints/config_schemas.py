@@ -25,7 +25,7 @@ from sdort.checkpoints.json_schema import (
     text,
     whole,
 )
-from sdort.families.known_families import DENOISER_CLASSES, DENOISERS, TEXT_ENCODERS, TOKENIZERS
+from sdort.families.known_families import DENOISER_CLASSES, DENOISERS, FAMILIES, TEXT_ENCODERS, TOKENIZERS
 from sdort.families.text_models import T5, TEXT_MODELS
 from sdort.families.unet_signature import UNET_COMPONENT
 
@@ -128,6 +128,31 @@ UNET = record(
         "up_block_types": _BLOCKS,
     }
 )
+
+TRANSFORMER = record(
+    {
+        **_ADDRESS,
+        "sample_size": _side(8192),
+        "patch_size": whole(1, 64),
+        **dict.fromkeys(
+            (
+                "in_channels",
+                "num_attention_heads",
+                "attention_head_dim",
+                "joint_attention_dim",
+                "caption_projection_dim",
+                "pooled_projection_dim",
+            ),
+            _WIDTH,
+        ),
+        "out_channels": _WIDTH_OR_NULL,
+        **dict.fromkeys(("num_layers", "num_single_layers"), whole(0, 256)),  # published: up to 60
+        "pos_embed_max_size": whole(1, 4096),  # published: up to 384; its table has the square of it
+        "dual_attention_layers": NULL | list_of(whole(0, 255), 0, 256),
+        "qk_norm": _NAME_OR_NULL,
+    }
+)
+"""Of denoisers that are no UNet; what its signature computes with it checks."""
 
 CONTROLNET = record(
     {
@@ -448,6 +473,7 @@ MANIFEST_SCHEMA = record(
 SHARD_INDEX = record({"weight_map": mapping_to(_NAME, 10**6)}, ("weight_map",))
 
 _COMPONENTS: Mapping[str, Kind] = {
+    **dict.fromkeys(DENOISERS, TRANSFORMER),
     UNET_COMPONENT: UNET,
     "vae": VAE,
     "vae_encoder": VAE,
@@ -613,6 +639,7 @@ REQUIRED: Mapping[str, tuple[str, ...]] = {
         ),
     ),
     **{name: model.required for name, model in TEXT_MODELS.items()},
+    **{each.denoiser.class_name: each.denoiser.required for each in FAMILIES.values() if each.denoiser.required},
 }
 """The keys that every published config of an architecture has. Without them the library's default would stand in, such
 as another number of heads, with which the same weights compute something else."""

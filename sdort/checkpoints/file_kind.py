@@ -19,9 +19,14 @@ from sdort.checkpoints.weight_names import (
     recognise_tensors,
 )
 from sdort.errors import BadModelError
+from sdort.families.known_families import FAMILIES
 from sdort.files.input_file import open_input
 
-EXPORTED = "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL, as diffusers folders and as single files."
+_FOLDERS_ALONE = [each.title for each in FAMILIES.values() if not any(part.prefixes for part in each.encoders)]
+EXPORTED = (
+    "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL, as diffusers folders and as single files; "
+    f"and {', '.join(_FOLDERS_ALONE)}, as diffusers folders."
+)
 """Advice for models of other kinds."""
 
 _UNFINISHED = (".crdownload", ".part", ".partial", ".download", ".aria2", ".incomplete", ".tmp")

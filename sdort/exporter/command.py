@@ -41,6 +41,7 @@ from sdort.exporter.source import (
 from sdort.exporter.template import Template, fill, make_template, resized
 from sdort.exporter.trace_cache import TraceCache
 from sdort.families.component_names import CONTROLNET, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
+from sdort.families.family import CHUNK
 from sdort.families.known_families import DENOISERS
 from sdort.families.vae_levels import vae_factor
 from sdort.files.disk import WritePlan
@@ -426,10 +427,9 @@ def _at_static_size(
     step = factor * source.family.denoiser.patch
     if size.height % step or size.width % step:
         raise UsageError(f"--static {size}: height and width must be multiples of {step}")
-    length = _sequence_length(source, cache)
+    chunk = _chunk_length(source, cache)
     sizes = {
         "batch_size": size.batch,
-        "sequence_length": length,
         "height": size.height // factor,
         "width": size.width // factor,
         "latent_height": size.height // factor,
@@ -441,12 +441,21 @@ def _at_static_size(
     guided = sizes | {"batch_size": (1 if source.family.denoiser.distilled else 2) * size.batch}
     one = sizes | {"batch_size": 1}
     per_component = {**dict.fromkeys(DENOISERS, guided), CONTROLNET: guided, IMAGE_ENCODER: one, SAFETY_CHECKER: one}
-    return [at_size(component, per_component.get(component.name, sizes)) for component in components]
+    return [
+        at_size(
+            each,
+            {**per_component.get(each.name, sizes), "sequence_length": source.family.tokens(each.name, chunk)},
+        )
+        for each in components
+    ]
 
 
-def _sequence_length(source: Source, cache: TraceCache) -> int:
-    """The number of tokens that a prompt is padded to: all that the text encoder has positions for."""
-    if not entry_of(source.index, "text_encoder"):
-        return 77
+def _chunk_length(source: Source, cache: TraceCache) -> int:
+    """The number of tokens that a chunk is padded to: all that CLIP's text encoder has positions for."""
+    encoders = source.family.encoders
+    if not entry_of(source.index, "text_encoder") or any(
+        each.plain for each in encoders if each.component == "text_encoder"
+    ):
+        return CHUNK
     config: dict[str, Any] = component_config(source, "text_encoder", cache)
     return int(config["max_position_embeddings"])

@@ -15,9 +15,9 @@ from sdort.errors import BadModelError
 from sdort.exporter.signatures import FOLDERS, LIBRARIES, VAES
 from sdort.families.component_names import IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.family import Denoiser
-from sdort.families.known_families import DENOISER_CLASSES, TEXT_ENCODERS
+from sdort.families.known_families import DENOISER_CLASSES, DENOISERS, TEXT_ENCODERS
 from sdort.families.text_models import TEXT_MODELS
-from sdort.families.unet import EDITING, INPAINTING
+from sdort.families.unet import EDITING, INPAINTING, UNET
 
 VISION = "CLIPVisionModelWithProjection"
 
@@ -61,7 +61,8 @@ def check_parts(index: Mapping[str, Any], name: str) -> None:
     parts = dict(model_parts(index))
     foreign = [part for part in parts if not _known(part, parts)]
     # Of a component's folder that holds another class, what follows says that, and of which component it is.
-    if not foreign or set(foreign) <= set(FOLDERS.values()) - {IMAGE_ENCODER}:
+    usual = set(FOLDERS.values()) - {IMAGE_ENCODER, *DENOISERS} | {UNET.component}
+    if not foreign or set(foreign) <= usual:
         return
     named = " and ".join(f"a {part} ({parts[part]})" for part in foreign)
     rest = [component for component, folder in FOLDERS.items() if folder in parts and folder not in foreign]

@@ -190,7 +190,9 @@ def select_components(
     classes = {
         name: _class_name(source, name)
         for name, folder in FOLDERS.items()
-        if entry_of(source.index, folder) and name not in left_out
+        if (entry := entry_of(source.index, folder)) and name not in left_out
+        # What is not asked for may be of another class.
+        if not names or name in names or exported_class(folder, entry[1])
     }
     unknown = sorted(set(names) - classes.keys())
     if unknown:
@@ -322,7 +324,8 @@ def check_processors(source: Source) -> None:
         BadModelError: a scheduler's, tokenizer's or feature extractor's JSON is broken; or the files of a tokenizer do
             not belong together, or to its text encoder.
     """
-    plain = {encoder.tokenizer: encoder.plain for encoder in source.family.encoders if encoder.plain}
+    family = source.family
+    plain = {each.tokenizer: each.plain for each in (*family.encoders, *family.absent) if each.plain}
     for name in PROCESSORS:
         if entry_of(source.index, name):
             tokenizer = name in TOKENIZERS

@@ -341,9 +341,16 @@ def _projection(config: Mapping[str, Any]) -> Any:
 
 
 def _restore_buffers(component: ComponentSpec, model: Any) -> None:
-    """Buffers are constants that code computed; on the meta device their values are lost."""
+    """Buffers are constants that code computed; on the meta device their values are lost. Those that checkpoints have
+    become parameters."""
+    stored = model.state_dict().keys()
     for path, buffer in list(model.named_buffers()):
         owner, _, name = path.rpartition(".")
+        if path in stored:
+            module = model.get_submodule(owner)
+            delattr(module, name)
+            module.register_parameter(name, torch.nn.Parameter(buffer, requires_grad=False))
+            continue
         if name != "position_ids":
             raise BadModelError(f"buffer {path!r} of {component.class_name} is unknown", component=component.name)
         # CLIP: 0, 1, 2, ... in a row (transformers, CLIPTextEmbeddings).

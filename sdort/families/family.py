@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sdort.families.component_names import DECODER
@@ -16,6 +16,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 BOS, EOS = "<|startoftext|>", "<|endoftext|>"
 """CLIP's tokens before and behind a prompt."""
+
+CHUNK = 77
+"""Tokens that CLIP's text encoders read at once."""
 
 LAST, PENULTIMATE = "last_hidden_state", "hidden_states of the last layer but one"
 """Outputs of a text encoder that follow clip skip; other ones have the name of the graph's output."""
@@ -83,6 +86,8 @@ class Denoiser:
     """The module that has its class."""
     channels: tuple[str, str] = ("in_channels", "out_channels")
     """Entries of its config: channels of the latents that it takes, and of its output."""
+    required: tuple[str, ...] = ()
+    """Entries that every published config of its class has."""
     without_effect: frozenset[str] = frozenset()
     """Arguments of the class that do not change the graph."""
     arguments: Mapping[str, str] = field(default_factory=dict)
@@ -95,6 +100,9 @@ class Denoiser:
     input of it, or to few steps."""
     patch: int = 1
     """Latents along each side of a token: heights and widths of latents are multiples of it."""
+    largest: str | None = None
+    """The entry of its config that says for how many tokens along each side of an image it has positions; None where it
+    has any number."""
     packed: bool = False
     """Its config counts the channels of all latents of a token together."""
     adapter_prefixes: tuple[str, ...] = ()
@@ -133,7 +141,12 @@ class Encoder:
     """Its name: its folder in a checkpoint and in a pipeline."""
     conditioning: Mapping[str, str]
     """Inputs of the denoiser -> the output that feeds each. Where several encoders feed one input, they stand side by
-    side in its last dimension."""
+    side in its last dimension, or behind each other."""
+    behind: bool = False
+    """Its states stand behind those of the encoders before it, as more tokens; the narrower ones of both are filled up
+    with zeros."""
+    optional: bool = False
+    """A pipeline may lack it: zeros condition in its place."""
     prefixes: tuple[str, ...] = ()
     """Beginnings of its tensors' names in single files, in the order in which they are looked for."""
     class_name: str = "CLIPTextModel"
@@ -219,6 +232,28 @@ class Family:
     refines: str | None = None
     """The name of the family whose latents it finishes."""
     comfyui: ComfyUI | None = None
+    absent: tuple[Encoder, ...] = ()
+    """Optional encoders that a pipeline lacks, which are none of ``encoders``."""
+
+    def of(self, components: Collection[str]) -> Family:
+        """The family as a pipeline of these components is one: without the optional encoders that it lacks."""
+        absent = tuple(each for each in self.encoders if each.optional and each.component not in components)
+        if not absent:
+            return self
+        return replace(self, encoders=tuple(each for each in self.encoders if each not in absent), absent=absent)
+
+    def tokens(self, component: str, chunk: int = CHUNK) -> int:
+        """The most tokens that a component takes at once of a prompt of one chunk.
+
+        Args:
+            component: a text encoder, or what attends to the tokens of all of them.
+            chunk: tokens of a chunk.
+        """
+        encoders = (*self.encoders, *self.absent)
+        rows = {each.component: each.plain.limit if each.plain else chunk for each in encoders}
+        states = [each for each in encoders if self.denoiser.roles.context in each.conditioning]
+        behind = sum(rows[each.component] for each in states if each.behind)
+        return rows.get(component) or behind + max(rows[each.component] for each in states if not each.behind)
 
     @property
     def needed(self) -> tuple[str, ...]:
@@ -236,7 +271,7 @@ class Family:
     @property
     def plain(self) -> bool:
         """Whether an encoder reads prompts as plain text, so that all of them do."""
-        return any(encoder.plain for encoder in self.encoders)
+        return any(encoder.plain for encoder in (*self.encoders, *self.absent))
 
     @property
     def aesthetic(self) -> bool:

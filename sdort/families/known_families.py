@@ -38,7 +38,7 @@ COMPONENTS = (*TEXT_ENCODERS, *DENOISERS, ENCODER, DECODER, *CONTROLS, IMAGE_ENC
 
 
 def family_of(components: Collection[str], class_of: Callable[[str], str | None] = lambda _: None) -> Family:
-    """The family of a pipeline.
+    """The family of a pipeline, without optional encoders that are not among its components.
 
     Args:
         components: their names; some may be missing.
@@ -49,7 +49,10 @@ def family_of(components: Collection[str], class_of: Callable[[str], str | None]
         name = class_of(given[0].denoiser.component)
         given = [family for family in given if family.denoiser.class_name == name] or given
     texts = set(TEXT_ENCODERS) & set(components)
-    return min(given or FAMILIES.values(), key=lambda family: len(texts ^ {each.component for each in family.encoders}))
+    nearest = min(
+        given or FAMILIES.values(), key=lambda family: len(texts ^ {each.component for each in family.encoders})
+    )
+    return nearest.of(components)
 
 
 def family_of_class(pipeline: str) -> Family | None:

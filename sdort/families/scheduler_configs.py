@@ -44,3 +44,5 @@ EDM_VAE: Config = {
     "latents_mean": [-1.6574, 0.886, -1.383, 2.5155],
     "latents_std": [8.4927, 5.9022, 6.5498, 5.2299],
 }
+FLOW: Config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
+"""Of stable-diffusion-3.5-medium and -large."""

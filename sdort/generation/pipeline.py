@@ -621,7 +621,8 @@ class TextToImage:
     ) -> dict[Texts | None, Conditioning]:
         """The conditioning by texts, all of one length; ``kinds`` says what each is, for messages."""
         roles = self.folder.family.denoiser.roles
-        reader = PromptReader(self.tokenizers, self._inputs(self.denoiser).get(roles.context))
+        context = self._inputs(self.denoiser).get(roles.context)
+        reader = PromptReader(self.tokenizers, context, plain=self.folder.family.plain)
         run = partial(self._encode, self._conditioning_outputs(request.clip_skip))
         encode = partial(encode_prompts, reader, weighting=request.prompt_weighting, encode=run)
         parts: dict[Texts | None, list[Conditioning]] = dict(
@@ -636,7 +637,7 @@ class TextToImage:
             if width is None or not roles.guidance
             else {roles.guidance: embed_guidance(request.guidance_scale, width)}
         )
-        made_of = partial(condition, self.folder.family)
+        made_of = partial(condition, self.folder.family, width=static_size(context.shape, 2) if context else None)
         conditions = {texts: made_of(part, size) | scale for texts, part in parts.items()}
         blank = ("",) * len(self.tokenizers)
         if not reader.plain:

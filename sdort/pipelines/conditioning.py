@@ -80,21 +80,37 @@ def _no_clip_skip(encoder: Encoder, names: Sequence[str], config: Mapping[str, A
     )
 
 
-def condition(family: Family, parts: Sequence[Conditioning], size: tuple[int, int]) -> Conditioning:
+def condition(
+    family: Family, parts: Sequence[Conditioning], size: tuple[int, int], width: int | None = None
+) -> Conditioning:
     """The conditioning of the denoiser by one prompt.
 
     Args:
         family: its family.
         parts: each encoder's, by the denoiser's inputs.
         size: height and width of the image in pixels.
+        width: of the states that the denoiser attends to, for encoders that are absent.
     """
     made: Conditioning = {}
-    for part in parts:
+    for encoder, part in zip(family.encoders, parts, strict=True):
         for name, value in part.items():
-            made[name] = np.concatenate([made[name], value], -1) if name in made else value
+            made[name] = _joined(made[name], value, encoder.behind and value.ndim == 3) if name in made else value
+    for encoder in family.absent:
+        for name in encoder.conditioning:
+            zeros = np.zeros((1, family.tokens(encoder.component), width or 0), made[name].dtype)
+            made[name] = _joined(made[name], zeros, True)
     if family.sizes:
         made[_sizes(family)] = np.array([_numbers(family, size, size[0])], np.float32)
     return made
+
+
+def _joined(first: Array, second: Array, behind: bool) -> Array:
+    """Two arrays [1, tokens, width] or [1, width] side by side; or behind each other, as wide as the wider one."""
+    if not behind:
+        return np.concatenate([first, second], -1)
+    width = max(first.shape[-1], second.shape[-1])
+    wide = [np.pad(each, ((0, 0), (0, 0), (0, width - each.shape[-1]))) for each in (first, second)]
+    return np.concatenate(wide, 1)
 
 
 def at_size(family: Family, conditioning: Conditioning, size: tuple[int, int]) -> Conditioning:

@@ -18,7 +18,7 @@ from sdort.errors import BadModelError, SdortError
 from sdort.errors.plain_text import one_line
 from sdort.families.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.families.family import Family
-from sdort.families.known_families import family_of
+from sdort.families.known_families import TEXT_ENCODERS, family_of
 from sdort.families.safety_signature import SafetyKind, safety_kind
 from sdort.families.vae_levels import decoder_widths, vae_factor
 from sdort.graph.signature import static_size
@@ -71,10 +71,12 @@ class PipelineFolder:
         """
         return read_scheduler_config(self.path / "scheduler")
 
-    @property
+    @cached_property
     def family(self) -> Family:
         """The family of the pipeline."""
-        return family_of(self.models, lambda name: self.config(name).get("_class_name"))
+        index = optional_config(self.path / INDEX, PIPELINE_INDEX)
+        named = [name for name in TEXT_ENCODERS if (index.get(name) or [None])[0]]
+        return family_of({*self.models, *named}, lambda name: self.config(name).get("_class_name"))
 
     @property
     def denoiser(self) -> str:
@@ -174,6 +176,13 @@ class PipelineFolder:
     def side_step(self) -> int:
         """Pixels of which heights and widths of images are multiples."""
         return self.vae_factor * self.family.denoiser.patch
+
+    @property
+    def largest_side(self) -> int | None:
+        """Pixels of a side that the denoiser has positions for; None where it has any number."""
+        entry = self.family.denoiser.largest
+        tokens = self.config(self.denoiser).get(entry) if entry else None
+        return tokens and tokens * self.side_step
 
     @property
     def latent_channels(self) -> int:

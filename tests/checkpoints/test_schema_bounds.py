@@ -23,6 +23,7 @@ from sdort.checkpoints.config_schemas import (
     T2I_ADAPTER,
     TEXT_ENCODER,
     TOKENIZER,
+    TRANSFORMER,
     UNET,
     VAE,
     component_schema,
@@ -175,6 +176,24 @@ TABLES: dict[str, tuple[Kind, dict[str, Any]]] = {
             "eos_token_id": ((*TOKEN[0], [-1], [1] * 64), (*TOKEN[1], [], [1] * 65, [-2])),
         },
     ),
+    "transformer": (
+        TRANSFORMER,
+        {
+            **dict.fromkeys(
+                (
+                    "in_channels", "num_attention_heads", "attention_head_dim", "joint_attention_dim",
+                    "caption_projection_dim", "pooled_projection_dim",
+                ),
+                WIDTH,
+            ),
+            "out_channels": WIDTH_OR_NULL,
+            "patch_size": ((1, 64), (0, 65, None, 2.0)),
+            **dict.fromkeys(("num_layers", "num_single_layers"), ((0, 256), (-1, 257, None))),
+            "pos_embed_max_size": ((1, 4096), (0, 4097, None)),
+            "dual_attention_layers": ((None, [], [0] * 256), ([-1], [256], [0] * 257, 1)),
+            "qk_norm": NAME_OR_NULL,
+        },
+    ),
     "image encoder": (
         IMAGE_ENCODER,
         {
@@ -319,7 +338,8 @@ def test_objects_are_asked_for() -> None:
 def test_each_component_has_its_own_schema() -> None:
     known = {
         "unet": UNET, "vae": VAE, "vae_encoder": VAE, "vae_decoder": VAE, "text_encoder": TEXT_ENCODER,
-        "text_encoder_2": TEXT_ENCODER, "controlnet": CONTROLNET, "t2i_adapter": T2I_ADAPTER,
+        "text_encoder_2": TEXT_ENCODER, "text_encoder_3": TEXT_ENCODER,
+        "transformer": TRANSFORMER, "controlnet": CONTROLNET, "t2i_adapter": T2I_ADAPTER,
         "image_encoder": IMAGE_ENCODER, "safety_checker": IMAGE_ENCODER, "feature_extractor": None,
     }  # fmt: skip
     for component, kind in known.items():
@@ -441,6 +461,16 @@ def test_what_a_config_cannot_do_without() -> None:
         "CLIPTextModel": text,
         "CLIPTextModelWithProjection": text,
         "T5EncoderModel": {"d_model", "d_kv", "d_ff", "num_layers", "num_heads", "feed_forward_proj", "vocab_size"},
+        "SD3Transformer2DModel": {
+            "in_channels",
+            "num_layers",
+            "num_attention_heads",
+            "attention_head_dim",
+            "joint_attention_dim",
+            "caption_projection_dim",
+            "pooled_projection_dim",
+            "pos_embed_max_size",
+        },
         "CLIPVisionModelWithProjection": vision,
         "StableDiffusionSafetyChecker": vision,
     }

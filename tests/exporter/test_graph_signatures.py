@@ -259,8 +259,9 @@ def test_a_config_of_no_such_model_is_refused(
 
 def test_each_component_has_a_folder_and_each_class_a_library() -> None:
     assert FOLDERS == {
-        "text_encoder": "text_encoder", "text_encoder_2": "text_encoder_2", "unet": "unet", "vae_encoder": "vae",
-        "vae_decoder": "vae", "controlnet": "controlnet", "t2i_adapter": "adapter", "image_encoder": "image_encoder",
+        "text_encoder": "text_encoder", "text_encoder_2": "text_encoder_2", "text_encoder_3": "text_encoder_3",
+        "unet": "unet", "transformer": "transformer", "vae_encoder": "vae", "vae_decoder": "vae",
+        "controlnet": "controlnet", "t2i_adapter": "adapter", "image_encoder": "image_encoder",
         "safety_checker": "safety_checker",
     }  # fmt: skip
     assert {
@@ -277,6 +278,7 @@ def test_each_component_has_a_folder_and_each_class_a_library() -> None:
             "AutoencoderKL",
             "AutoencoderTiny",
             "ControlNetModel",
+            "SD3Transformer2DModel",
             "StableDiffusionSafetyChecker",
             "T2IAdapter",
             "UNet2DConditionModel",

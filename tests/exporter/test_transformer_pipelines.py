@@ -45,18 +45,6 @@ def vae() -> Any:
     return AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=16)
 
 
-def sd3() -> dict[str, Any]:
-    from diffusers import SD3Transformer2DModel
-
-    transformer = SD3Transformer2DModel(
-        sample_size=8, num_layers=1, attention_head_dim=SIZE, num_attention_heads=HEADS, joint_attention_dim=WIDTH,
-        caption_projection_dim=WIDTH, pooled_projection_dim=2 * WIDTH, pos_embed_max_size=8,
-    )  # fmt: skip
-    projected = "CLIPTextModelWithProjection"
-    encoders = {"text_encoder": clip(projected), "text_encoder_2": clip(projected), "text_encoder_3": t5()}
-    return {"transformer": transformer, **encoders, "vae": vae()}
-
-
 def flux() -> dict[str, Any]:
     from diffusers import FluxTransformer2DModel
 
@@ -88,7 +76,6 @@ def pixart() -> dict[str, Any]:
 
 
 PIPELINES: list[tuple[str, Callable[[], dict[str, Any]], str]] = [
-    ("StableDiffusion3Pipeline", sd3, "transformer (SD3Transformer2DModel) and a text_encoder_3 (T5EncoderModel)"),
     ("FluxPipeline", flux, "transformer (FluxTransformer2DModel)"),
     ("ZImagePipeline", z_image, "transformer (ZImageTransformer2DModel) and a text_encoder (Qwen3Model)"),
     ("PixArtAlphaPipeline", pixart, "transformer (PixArtTransformer2DModel)"),

@@ -58,8 +58,8 @@ def schedules(monkeypatch: pytest.MonkeyPatch) -> Any:
     return state
 
 
-FOLDER: Any = SimpleNamespace(sample_channels=4, latent_channels=4, vae_factor=8, side_step=8)
-INPAINTING: Any = SimpleNamespace(sample_channels=9, latent_channels=4, vae_factor=8)
+FOLDER: Any = SimpleNamespace(sample_channels=4, latent_channels=4, vae_factor=8, side_step=8, scheduler={})
+INPAINTING: Any = SimpleNamespace(sample_channels=9, latent_channels=4, vae_factor=8, scheduler={})
 
 
 def test_from_text_it_is_one_stage_of_all_calls(schedules: Any) -> None:
@@ -90,6 +90,14 @@ def test_from_an_image_the_first_steps_are_left_out(options: dict[str, Any], beg
 @pytest.mark.parametrize(("strength", "steps"), [(0.1, 1), (0.29, 2), (0.3, 3), (0.99, 9), (1.0, 10)])
 def test_of_the_steps_times_the_strength_the_whole_part_is_taken(strength: float, steps: int) -> None:
     [stage] = plan_stages(FOLDER, Request("a", steps=10, init_image=PHOTO, strength=strength))
+    assert (stage.steps, stage.part.first) == (steps, (10 - steps) * 2)
+
+
+@pytest.mark.parametrize(("strength", "steps"), [(0.05, 1), (0.29, 3), (0.3, 3), (0.99, 10), (1.0, 10)])
+def test_flow_matching_leaves_out_whole_steps(strength: float, steps: int) -> None:
+    """As diffusers' pipelines of Stable Diffusion 3, Flux and Z-Image."""
+    folder = SimpleNamespace(**{**vars(FOLDER), "scheduler": {"_class_name": "FlowMatchEulerDiscreteScheduler"}})
+    [stage] = plan_stages(folder, Request("a", steps=10, init_image=PHOTO, strength=strength))  # type: ignore[arg-type]
     assert (stage.steps, stage.part.first) == (steps, (10 - steps) * 2)
 
 

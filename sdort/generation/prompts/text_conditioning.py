@@ -165,14 +165,16 @@ class PromptReader:
         context: the UNet's input ``encoder_hidden_states``, which may say how many tokens it takes; None: any number.
     """
 
-    def __init__(self, tokenizers: Mapping[str, Tokenizer | PlainTokenizer], context: TensorSpec | None) -> None:
+    def __init__(
+        self, tokenizers: Mapping[str, Tokenizer | PlainTokenizer], context: TensorSpec | None, *, plain: bool = False
+    ) -> None:
         self.vocabularies = {
             component: PlainVocabulary(tokenizer) if isinstance(tokenizer, PlainTokenizer) else Vocabulary(tokenizer)
             for component, tokenizer in tokenizers.items()
         }
         self.chunked = [each for each in self.vocabularies.values() if isinstance(each, Vocabulary)]
         """Those of encoders that read chunks."""
-        self.plain = len(self.chunked) < len(tokenizers)
+        self.plain = plain or len(self.chunked) < len(tokenizers)
         """Whether an encoder reads plain text, so that each has one row."""
         fixed = static_size(context.shape, 1) if context and len(context.shape) == 3 else None
         self.tokens = min((vocabulary.length for vocabulary in self.chunked), default=1)

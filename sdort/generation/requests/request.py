@@ -379,7 +379,7 @@ def as_plain_text(family: Family, request: Request) -> Request:
     """
     if not family.plain or request.prompt_weighting == "none":
         return request
-    who = next(encoder.class_name for encoder in family.encoders if encoder.plain)
+    who = next(encoder.class_name for encoder in (*family.encoders, *family.absent) if encoder.plain)
     if request.prompt_weighting != WEIGHTINGS[0]:
         raise UsageError(
             f"--prompt-weighting {request.prompt_weighting} is for CLIP's text encoders, and {family.title} has a "
@@ -417,10 +417,18 @@ def image_size(folder: PipelineFolder, request: Request, larger: tuple[int, int]
     if request.init_image and not request.only_masked:
         height, width = size_from(request.init_image, asked, folder.default_size, folder.side_step)
     fixed = [side and side * factor for side in (static_size(latent, 2), static_size(latent, 3))]
-    return (
+    size = (
         check_side("height", asked[0], height, fixed[0], folder.side_step),
         check_side("width", asked[1], width, fixed[1], folder.side_step),
     )
+    most = folder.largest_side
+    for name, side in zip(("height", "width"), size, strict=True):
+        if most and side > most:
+            raise UsageError(
+                f"--{name} {side}: the {folder.family.denoiser.title} has positions for {most} pixels along each side",
+                hint=f"Take {most} or less; --upscale makes the image larger.",
+            )
+    return size
 
 
 class Drawing(Protocol):

@@ -16,6 +16,7 @@ from sdort.generation.requests.schedule_cache import cached_counts
 from sdort.generation.schedules.schedule_part import WHOLE, Begin, Part
 from sdort.options.number_ranges import flag_of
 from sdort.pipelines.folder import PipelineFolder
+from sdort.samplers.scheduler_names import is_flow
 
 
 @dataclass(frozen=True)
@@ -112,14 +113,16 @@ def _stage(
 ) -> Stage:
     """A stage that leaves out the steps before ``strength``, which comes with its option's name.
 
-    As in diffusers' ``get_timesteps``: of the steps times the strength the whole part.
+    As in diffusers' ``get_timesteps``: of the steps times the strength the whole part, which pipelines of flow matching
+    round up.
     """
     counts = cached_counts(folder, request, schedule)
     clock = Clock(schedule * counts.order)
     if strength is None:
         return Stage(size, schedule, schedule, counts.calls, clock)
     name, share = strength
-    steps = min(int(schedule * share), schedule)
+    taken = min(schedule * share, schedule)
+    steps = schedule - int(schedule - taken) if is_flow(folder.scheduler) else int(taken)
     if steps < 1:
         option = flag_of(name)
         raise UsageError(

@@ -1,0 +1,137 @@
+"""Stable Diffusion 3 and 3.5, medium and large. Facts of stable-diffusion-3.5-medium and -large."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from sdort.families.family import (
+    LAST,
+    PENULTIMATE,
+    Config,
+    Denoiser,
+    Encoder,
+    Family,
+    GraphOptions,
+    Latents,
+    PlainText,
+    Roles,
+)
+from sdort.families.graph_tensor import GraphSignature, GraphTensor, size_of
+from sdort.families.scheduler_configs import FLOW
+from sdort.families.text_models import PROJECTED_CLIP, T5
+
+ROLES = Roles(sample="hidden_states", context="encoder_hidden_states", pooled="pooled_projections")
+
+_SIDE = 2
+"""Latents along each side of a token."""
+
+
+def signature(config: Config, options: GraphOptions) -> GraphSignature:
+    """The inputs and outputs of an ``SD3Transformer2DModel``."""
+    if config["patch_size"] != _SIDE:
+        raise ValueError(f"patch_size = {config['patch_size']!r}, not {_SIDE}")
+    latent = ("batch_size", size_of(config, "in_channels"), "height", "width")
+    text = ("batch_size", "sequence_length", size_of(config, "joint_attention_dim"))
+    return (
+        GraphTensor("hidden_states", "float32", latent),
+        GraphTensor("encoder_hidden_states", "float32", text),
+        GraphTensor("pooled_projections", "float32", ("batch_size", size_of(config, "pooled_projection_dim"))),
+        GraphTensor("timestep", "float32", ("batch_size",)),
+    ), (GraphTensor("out_hidden_states", "float32", (latent[0], size_of(config, "out_channels"), *latent[2:])),)
+
+
+_CLIP = {"encoder_hidden_states": PENULTIMATE, "pooled_projections": "text_embeds"}
+
+
+def counts(config: Config) -> Counter[str]:
+    """Joint blocks, the first of which may attend to the image twice; the text's half of the last one ends with its
+    attention."""
+    blocks, dual = size_of(config, "num_layers"), len(config.get("dual_attention_layers") or ())
+    normed = 4 * blocks + 2 * dual if config.get("qk_norm") == "rms_norm" else 0
+    return Counter(
+        conv=1,
+        attention_self=blocks + dual,
+        rms_norm=normed,
+        layer_norm=4 * blocks,
+        gelu=2 * blocks - 1,
+    )
+
+
+FAMILY = Family(
+    name="SD 3",
+    title="Stable Diffusion 3",
+    side=1024,
+    denoiser=Denoiser(
+        component="transformer",
+        title="transformer",
+        class_name="SD3Transformer2DModel",
+        roles=ROLES,
+        signature=signature,
+        counts=counts,
+        output="out_hidden_states",
+        required=(
+            "in_channels",
+            "num_layers",
+            "num_attention_heads",
+            "attention_head_dim",
+            "joint_attention_dim",
+            "caption_projection_dim",
+            "pooled_projection_dim",
+            "pos_embed_max_size",
+        ),
+        # The positions that it decides are among the weights.
+        without_effect=frozenset({"sample_size"}),
+        patch=_SIDE,
+        largest="pos_embed_max_size",
+        adapter_prefixes=("lora_transformer_", "transformer_"),
+    ),
+    encoders=(
+        Encoder("text_encoder", _CLIP, class_name=PROJECTED_CLIP, config={"projection_dim": 768}),
+        Encoder(
+            "text_encoder_2",
+            _CLIP,
+            class_name=PROJECTED_CLIP,
+            activation="gelu",
+            pad="!",
+        ),
+        Encoder(
+            "text_encoder_3",
+            {ROLES.context: LAST},
+            behind=True,
+            optional=True,
+            class_name=T5,
+            plain=PlainText("T5TokenizerFast", limit=256, padded=True),
+        ),
+    ),
+    latents=Latents(
+        scaling_factor=1.5305,
+        shift=0.0609,
+        channels=16,
+        preview_factors=(
+            (-0.0922, -0.0175, 0.0749),
+            (0.0311, 0.0633, 0.0954),
+            (0.1994, 0.0927, 0.0458),
+            (0.0856, 0.0339, 0.0902),
+            (0.0587, 0.0272, -0.0496),
+            (-0.0006, 0.1104, 0.0309),
+            (0.0978, 0.0306, 0.0427),
+            (-0.0042, 0.1038, 0.1358),
+            (-0.0194, 0.0020, 0.0669),
+            (-0.0488, 0.0130, -0.0268),
+            (0.0922, 0.0988, 0.0951),
+            (-0.0278, 0.0524, -0.0542),
+            (0.0332, 0.0456, 0.0895),
+            (-0.0069, -0.0030, -0.0810),
+            (-0.0596, -0.0465, -0.0293),
+            (-0.1448, -0.1463, -0.1189),
+        ),
+        preview_bias=(0.2394, 0.2135, 0.1925),
+    ),
+    context_width=4096,
+    pipelines={None: "StableDiffusion3Pipeline"},
+    # diffusers' own.
+    usual=lambda config: (28, 7.0),
+    scheduler=FLOW,
+    vae={"scaling_factor": 1.5305, "shift_factor": 0.0609, "use_quant_conv": False, "use_post_quant_conv": False},
+    holds=lambda shapes: "pos_embed.pos_embed" in shapes,
+)
