@@ -23,7 +23,8 @@ export OMP_NUM_THREADS=1
 unset PYTHONDONTWRITEBYTECODE
 
 tests=()
-options=(--durations=10)
+# A test that hangs is a failure with the stacks of its threads, and the others go on: the longest takes a minute.
+options=(--durations=10 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true)
 if [ "${1:-}" = "--changed" ]; then
     shift
     changed=$(python tests/support/changed_tests.py "$@")

@@ -18,6 +18,7 @@ from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, open_
 from sdort.errors import UsageError
 from sdort.families.known_families import DENOISERS
 from sdort.generation.pictures.images import Generated
+from sdort.onnx_io.precision_mark import INTEGERS
 from sdort.options.number_ranges import size_words
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -125,7 +126,8 @@ def _torch_dtype(path: Path, options: BenchOptions, provider: Provider) -> str:
     """
     if not provider.on_gpu:
         return "float32"
-    return OnnxEngine(path, provider, options.runtime).dtype(WHOLE_PIPELINE) if holds_onnx(path) else "float16"
+    found = OnnxEngine(path, provider, options.runtime).dtype(WHOLE_PIPELINE) if holds_onnx(path) else "float16"
+    return "float16" if found in INTEGERS else found
 
 
 def choose_components(engines: Sequence[Engine], chosen: Sequence[str]) -> list[str]:

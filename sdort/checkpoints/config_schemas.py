@@ -462,6 +462,8 @@ MANIFEST_SCHEMA = record(
                 "provider": _NAME,
                 "precision": _NAME,
                 "fp16": ANYTHING,
+                "weights": _NAME_OR_NULL,
+                "group": NULL | whole(1, 10**6),
                 "checkpoint": _NAME_OR_NULL,
                 "sha256": _NAME_OR_NULL,
             },

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 if TYPE_CHECKING:
     from sdort.lowering.component_report import Fp32Report
     from sdort.optimizer.report import OptimizeReport
+    from sdort.passes.quantize_weights import QuantizedWeights
     from sdort.tables import Table
 
 ALL = "all"
@@ -49,6 +50,9 @@ def show_report(report: OptimizeReport, explain: Collection[str], next_command: 
     for name, c in report.components.items():
         for line in _precision(c.precision, bool(explain)):
             show(f"{name}: {line}")
+    for name, c in report.components.items():
+        for line in _integers(c.weights):
+            show(f"{name}: {line}")
     if report.sdort_ops or report.provider in VENDORS:
         show(f"sdort's own operators: {'used' if report.sdort_ops else 'not used'}, {report.sdort_ops_reason}")
     if places := left_places(report):
@@ -77,6 +81,20 @@ def _precision(report: Fp32Report | None, explain: bool) -> Iterator[str]:
         yield f"  {rule.where}: {rule.why}"
     if len(shown) < len(report.rules):
         yield f"  and {len(report.rules) - len(shown)} more kinds of nodes: --explain"
+
+
+def _integers(weights: QuantizedWeights | None) -> Iterator[str]:
+    """The layers that have integers, and why others keep their weights."""
+    from sdort.tables import counted, size_text
+
+    if weights is None:
+        return
+    kept = ", ".join(f"{number} ({reason})" for reason, number in weights.kept.items())
+    if not weights.layers:
+        yield f"weights as they are: {kept or 'no linear layer'}"
+        return
+    sizes = f"{size_text(weights.bytes_before)} -> {size_text(weights.bytes_after)}"
+    yield f"{counted(weights.layers, 'linear layer')} in {weights.form}: {sizes}{kept and f'; as they are: {kept}'}"
 
 
 def _summary(report: OptimizeReport) -> Table:
@@ -109,10 +127,11 @@ def _verdict(report: OptimizeReport, explain: bool) -> str:
     before, after = sum(part.bytes_before for part in parts), sum(part.bytes for part in parts)
     what = f"{len(parts)} components" if len(parts) > 1 else next(iter(report.components))
     missed = miss_number(report)
+    weights = f" with weights in {report.weights}" if report.weights else ""
     ends = explanation(report) if explain else conclusion(report)
     return (
-        f"{what} optimized for {report.provider} in {report.precision}: {size_text(before)} -> {size_text(after)} in "
-        f"{report.out}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB. "
+        f"{what} optimized for {report.provider} in {report.precision}{weights}: {size_text(before)} -> "
+        f"{size_text(after)} in {report.out}, {report.seconds:.1f} s, peak memory {report.peak_rss_mb} MB. "
         + (f"But {missed}." if missed else ends)
     )
 

@@ -12,7 +12,7 @@ import click
 from sdort.cli.from_options import given, options_of, sections
 from sdort.cli.sections import SectionedCommand
 from sdort.providers.runtime_options import ExecutionOptions
-from sdort.verification.limits import REASONS
+from sdort.verification.limits import PRECISIONS, REASONS
 from sdort.verification.verify_options import ComparisonOptions, PageOptions, SemanticOptions
 
 if TYPE_CHECKING:
@@ -21,9 +21,16 @@ if TYPE_CHECKING:
     from sdort.verification.outcome import Verification
     from sdort.verification.verify_options import VerifyKeywords
 
-_LIMITS = "\n".join(
-    f"  {reason.measure:24} {reason.float32:>8}  {reason.float16:>18}  {reason.bfloat16:>18}" for reason in REASONS
-)
+
+def _limits(*widths: tuple[str, int]) -> str:
+    """The limits of some precisions in columns of these widths."""
+    heads = "".join(f"  {PRECISIONS[dtype]:>{width}}" for dtype, width in widths)
+    rows = [
+        f"  {reason.measure:23}" + "".join(f"  {reason.limits[dtype]:>{width}}" for dtype, width in widths)
+        for reason in REASONS
+    ]
+    return "\n".join([f"{'Limits':25}{heads}", *rows])
+
 
 _EPILOG = """\b
 Examples:
@@ -33,8 +40,8 @@ Examples:
   sdort verify fast --provider rocm --prompts prompts.txt --seeds 4 --steps 20
 """
 _DETAILS = f"""\b
-Limits                         fp32                fp16                bf16
-{_LIMITS}
+{_limits(("float32", 8), ("float16", 18), ("bfloat16", 18))}
+{_limits(("int8", 18), ("int4", 18))}
 The report gives the reason for each limit.
 On a GPU, components may err three times as much.
 """

@@ -44,7 +44,8 @@ class Engine(Protocol):
         """Height and width in pixels that the model was made for."""
 
     def dtype(self, component: str) -> str:
-        """The dtype of most weights, ``float32`` or ``float16``; ``bfloat16`` where they are rounded to that."""
+        """The dtype of most weights, ``float32`` or ``float16``; ``bfloat16`` where they are rounded to that,
+        ``int8`` or ``int4`` where linear layers have integers."""
 
     def model_hash(self) -> str:
         """A hash that differs between models."""

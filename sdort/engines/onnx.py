@@ -15,7 +15,7 @@ from sdort.generation.pictures.images import Generated
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.stages import plan_stages
 from sdort.graph.signature import Array, static_size
-from sdort.onnx_io.precision_mark import made_for_bf16
+from sdort.onnx_io.precision_mark import integers_of, made_for_bf16
 from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import PipelineFolder, image_channels, open_folder
 from sdort.providers.provider import Provider
@@ -68,7 +68,9 @@ class OnnxEngine:
     def dtype(self, component: str) -> str:
         name = self.folder.denoiser if component == WHOLE_PIPELINE else component
         file = self.folder.file(name)
-        return "bfloat16" if self.provider.bf16 and made_for_bf16(file.path) else file.dtype
+        if self.provider.bf16 and made_for_bf16(file.path):
+            return "bfloat16"
+        return integers_of(file.metadata) or file.dtype
 
     def static_batch(self, component: str) -> int | None:
         shapes = [spec.shape for spec in self.folder.file(component).signature.inputs.values()]

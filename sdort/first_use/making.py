@@ -191,7 +191,7 @@ def _make(checkpoint: Checkpoint, making: Making, folder: Path, made_of: dict[st
                 provider=making.provider,
                 fp16=making.precision == "fp16",
                 check=False,
-                weights=weights,
+                unwritten=weights,
                 original={**checkpoint.origin, "checkpoint": checkpoint.name, "sha256": checkpoint.sha256},
             )
             optimize_request(request)

@@ -105,16 +105,18 @@ class Example:
     """Sizes and attributes of one call, for tests.
 
     Attributes:
-        inputs: the dims of each input that is given.
+        inputs: the dims of each input of floats that is given.
         attributes: what the node sets.
         outputs: the outputs that are asked for; all where empty.
         integers: the values of each input that is of int64, in lists.
+        bytes: the dims of each input that is of uint8.
     """
 
     inputs: Mapping[str, tuple[int, ...]]
     attributes: Mapping[str, Any] = field(default_factory=dict)
     outputs: tuple[str, ...] = ()
     integers: Mapping[str, Any] = field(default_factory=dict)
+    bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -23,7 +23,7 @@ from sdort.graph.model import Model
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import survey_models
 from sdort.onnx_io.load import load_model
-from sdort.onnx_io.precision_mark import PRECISION_KEY
+from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.pipelines.explain_path import expect_onnx
 from sdort.providers import PROVIDER_NAMES, load_target
 
@@ -207,11 +207,17 @@ def describe_model(model: Model, providers: Sequence[str] = PROVIDER_NAMES) -> C
         outputs=tuple(_value(tensor) for tensor in graph.outputs),
         nodes=len(nodes),
         operators=dict(sorted(counts.items(), key=lambda item: (-item[1], item[0]))),
-        parameters=sum(math.prod(c.shape) for c in constants if _is_float(c.dtype)),
+        parameters=sum(math.prod(c.shape) for c in constants if _is_float(c.dtype)) + _in_integers(nodes),
         weight_bytes=dict(weight_bytes.most_common()),
-        computed_in=model.metadata.get(PRECISION_KEY, ""),
+        computed_in=BF16 if model.metadata.get(PRECISION_KEY) == BF16 else "",
         providers=_rewrites(model, nodes, providers),
     )
+
+
+def _in_integers(nodes: Sequence[gs.Node]) -> int:
+    """The parameters that matrices in integers stand for, less their scales, which are floats of the graph."""
+    matrices = [node for node in nodes if node.op == "MatMulNBits"]
+    return sum(node.attrs["K"] * node.attrs["N"] - math.prod(node.inputs[2].shape) for node in matrices)
 
 
 def operator_name(node: gs.Node) -> str:

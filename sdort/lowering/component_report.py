@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from sdort.graph.model import Model
 from sdort.lowering.remaining import Remaining
+from sdort.passes.quantize_weights import QuantizedWeights
 from sdort.rewrite.apply import Outcome, Unfused
 
 _INTERNAL = {"json": None}
@@ -77,6 +78,8 @@ class ComponentReport:
     """Size of what was read: its weights, or the whole file if that is more, as where they lie in it."""
     bytes: int = 0
     """Size of what was written, weights included."""
+    weights: QuantizedWeights | None = None
+    """With ``--weights``: the linear layers whose weights are integers, and those that kept theirs."""
     precision: Fp32Report | None = None
     """With ``--fp16 auto`` or a plan: the nodes that stay in fp32 (:mod:`sdort.precision.fp32_selection`)."""
 

@@ -17,6 +17,7 @@ import onnx_graphsurgeon as gs
 from sdort.errors import SdortError
 from sdort.errors.plain_text import library_reason
 from sdort.graph.domains import OWN_DOMAIN
+from sdort.graph.group_quantized import GroupFormat
 from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport, count_operators
 from sdort.lowering.remaining import remaining, whole
@@ -31,6 +32,7 @@ from sdort.passes import (
     half,
     narrow,
     nhwc,
+    quantize_weights,
     scaled_stream,
     scales,
     target_opset,
@@ -54,6 +56,8 @@ class OptimizeOptions:
     io_fp16: bool = False
     fp32_nodes: Callable[[Editor], Collection[str]] = lambda editor: ()
     """With fp16: names of nodes that stay in fp32 beside those that always do (:mod:`sdort.precision`)."""
+    weights: GroupFormat | None = None
+    """The integers in which linear layers have their weights; None: floats."""
     sdort_ops: bool = False
     """Use the operators of sdort's own domain (:mod:`sdort.onnx_io.own_functions`) where the target has them."""
     disable: Collection[str] = ()
@@ -200,6 +204,13 @@ def _half(run: PipelineRun) -> int:
     return half.run(run.editor, io_fp16=run.options.io_fp16, keep=keep, opset=run.target.opset)
 
 
+def _quantize(run: PipelineRun) -> int:
+    if run.options.weights is None or not quantize_weights.has_integers(run.model):
+        return 0
+    run.report.weights = quantize_weights.run(run.editor, run.options.weights)
+    return run.report.weights.layers
+
+
 def _all_supported(run: PipelineRun) -> int:
     lacking = [(node, reason) for node in run.model.graph.nodes if (reason := _lacks(run, node))]
     if lacking:
@@ -288,6 +299,7 @@ PIPELINE = (
         "what is left unfused has its scale before the product, as fp16 holds that",
     ),
     PipelineStep("half", _half, "last, on the final operators: only they say what may be fp16"),
+    PipelineStep("weights", _quantize, "nothing changes the linear layers any more"),
     PipelineStep("check", _all_supported, "a target never receives an operator that it cannot run"),
     PipelineStep("tidy half", _tidy, "one cast for each tensor, not one for each reader"),
     PipelineStep("count left", _count_left, "what stays in parts is read from the final graph, not from the rules"),

@@ -1,11 +1,13 @@
-"""The mark of a model that was made for bf16.
+"""The mark of a model that was made for bf16, or whose linear layers have integers as weights.
 
 MIGraphX rounds an fp32 model's weights and results to bf16 itself when it compiles it. Such a model is an fp32 model,
-whose metadata says ``bf16``: :mod:`sdort.providers.bf16` sets the provider's option when it is opened.
+whose metadata says ``bf16``: :mod:`sdort.providers.bf16` sets the provider's option when it is opened. Of integers
+the mark says how many bits they have, ``int8`` or ``int4``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import onnx
@@ -14,8 +16,10 @@ from sdort.errors import BadModelError
 from sdort.onnx_io.component_file import read_component
 
 PRECISION_KEY = "sdort.precision"
-"""In the model's ``metadata_props``, with the value :data:`BF16`."""
+"""In the model's ``metadata_props``, with the value :data:`BF16` or one of :data:`INTEGERS`."""
 BF16 = "bf16"
+INTEGERS = {"int8": 8, "int4": 4}
+"""Marks of integers, and their bits."""
 
 
 def says_bf16(model: onnx.ModelProto) -> bool:
@@ -29,6 +33,17 @@ def made_for_bf16(path: Path) -> bool:
         return read_component(path).metadata.get(PRECISION_KEY) == BF16
     except BadModelError:
         return False
+
+
+def integers_of(metadata: Mapping[str, str]) -> str | None:
+    """The mark of a model whose linear layers have integers as weights, from its metadata; None for another one."""
+    mark = metadata.get(PRECISION_KEY)
+    return mark if mark in INTEGERS else None
+
+
+def coarsest_dtype(model: onnx.ModelProto) -> str:
+    """The precision whose limits hold: ``int8`` or ``int4`` of integers, else :func:`stored_dtype`."""
+    return integers_of({entry.key: entry.value for entry in model.metadata_props}) or stored_dtype(model)
 
 
 def stored_dtype(model: onnx.ModelProto) -> str:

@@ -16,6 +16,8 @@ from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError,
 from sdort.files.disk import WritePlan
 from sdort.files.staging import check_output, check_output_file, real, staged_directory, write_atomically
 from sdort.graph.domains import MICROSOFT
+from sdort.graph.group_quantized import GroupFormat
+from sdort.graph.operator import Call
 from sdort.graph.weights import Weight
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.own_operators import own_operators
@@ -102,6 +104,7 @@ def optimize_request(request: OptimizeRequest) -> OptimizeReport:
     _check_request(request)
     _check_report(request)
     result = OptimizeReport(str(request.source), str(request.out), request.provider, request.half, request.precision)
+    result.weights = request.weights
     result.sdort_ops, result.sdort_ops_reason = own_operators(request.provider, request.sdort_ops)
     request = replace(request, sdort_ops=result.sdort_ops)
     try:
@@ -155,6 +158,16 @@ def _check_precision(request: OptimizeRequest) -> None:
         raise UsageError("--bf16 and --fp16 exclude each other")
     if request.bf16:
         refuse_bf16(find_provider(request.provider))
+    if request.integers:
+        _check_integers(request.provider, request.integers)
+
+
+def _check_integers(provider: str, form: GroupFormat) -> None:
+    if form.group & (form.group - 1):
+        raise UsageError(f"--group {form.group} is no power of two", hint="Take 32, 64 or 128.")
+    call = Call({}, (), {"bits": form.bits, "block_size": form.group})
+    if reason := load_target(provider).conditions[f"{MICROSOFT}.MatMulNBits"](call):
+        raise UsageError(f"--weights int{form.bits}: {reason}", hint="Take --weights int4.")
 
 
 def _check_disable(names: Collection[str]) -> None:
@@ -264,7 +277,7 @@ def _optimize_component(
         The hashes of the files that were written.
     """
     start = time.perf_counter()
-    model = load_model(path, name, request.weights.get(name))
+    model = load_model(path, name, request.unwritten.get(name))
     done = report.components[name] = ComponentReport(name)
     done.bytes_before = max(sum(read_component(path, name).weight_bytes.values()), path.stat().st_size)
     done.seconds["load"] = round(time.perf_counter() - start, 4)
@@ -283,11 +296,16 @@ def _optimize_component(
 
 def _options(request: OptimizeRequest, path: Path, selector: Fp32Selector | None) -> OptimizeOptions:
     target = load_target(request.provider)
+    if "group_norm" in request.disable:
+        target = target.without(*GROUP_NORMS)
+    if request.integers:
+        target = target.without(f"{MICROSOFT}.Attention")  # its weights are an input of its own, in floats
     return OptimizeOptions(
-        target.without(*GROUP_NORMS) if "group_norm" in request.disable else target,
+        target,
         fp16=request.half,
         io_fp16=request.io_fp16,
         fp32_nodes=partial(selector.select_nodes, path=path) if selector else lambda editor: (),
+        weights=request.integers,
         sdort_ops=bool(request.sdort_ops),
         disable=frozenset(request.disable),
         explain=request.explain,
@@ -306,6 +324,8 @@ def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentRe
     path.parent.mkdir(parents=True, exist_ok=True)
     if request.bf16:
         model.metadata[PRECISION_KEY] = BF16
+    if done.weights and done.weights.layers:
+        model.metadata[PRECISION_KEY] = str(request.weights)
     with progress(WRITING.format(model.component), total=float(_weight_bytes(model))) as advance:
         written = save_model(model, path, advance=advance, checksum=True)
     if written.overflowed:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
+from sdort.onnx_io.precision_mark import INTEGERS
 from sdort.options.declared_options import option, option_of
 from sdort.pipelines.signing_options import SigningOptions
 from sdort.providers import AUTO, PROVIDER_NAMES
@@ -59,6 +60,24 @@ class PlannedOptions:
         needs="fp16",
         help="With --fp16: convert inputs and outputs too.",
         doc="With ``fp16``: inputs and outputs too.",
+    )
+    weights: Literal["int8", "int4"] | None = option(
+        None,
+        section="Target",
+        choices=tuple(INTEGERS),
+        unset="as the activations are",
+        help="Store the weights of linear layers in integers of 8 or 4 bits. Activations stay 16- or 32-bit floats.",
+        doc="Store the weights of linear layers in integers: ``int8`` or ``int4``.",
+    )
+    group: int | None = option(
+        None,
+        section="Target",
+        within=(16, 256, "kernels take no other groups"),
+        needs="weights",
+        unset="32",
+        help="With --weights: how many neighbours share a scale: a power of two. Larger groups take less "
+        "space and are coarser.",
+        doc="With ``weights``: how many neighbours of a row share a scale: a power of two.",
     )
     components: Collection[str] = option(
         (),
@@ -158,6 +177,10 @@ class PlanKeywords(TypedDict, total=False):
     """Make an fp32 model that migraphx computes in bf16."""
     io_fp16: bool
     """With ``fp16``: inputs and outputs too."""
+    weights: Literal["int8", "int4"] | None
+    """Store the weights of linear layers in integers: ``int8`` or ``int4``."""
+    group: int | None
+    """With ``weights``: how many neighbours of a row share a scale: a power of two."""
     components: Collection[str]
     """The components to optimize, by name; all of the pipeline if empty."""
     any_graph: bool

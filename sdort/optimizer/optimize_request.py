@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sdort.graph.group_quantized import GroupFormat
 from sdort.graph.weights import Weight
-from sdort.onnx_io.precision_mark import BF16
+from sdort.onnx_io.precision_mark import BF16, INTEGERS
 from sdort.optimizer.optimize_options import MEASURED, OptimizationOptions
+
+USUAL_GROUP = 32
+"""Neighbours that share a scale where nobody says how many. Of values with a normal distribution 4 bits miss 8.1 % of
+the deviation, 9.1 % with twice as many and 10.1 % with four times."""
 
 
 @dataclass(frozen=True)
@@ -18,7 +23,7 @@ class OptimizeRequest(OptimizationOptions):
 
     source: Path
     out: Path
-    weights: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
+    unwritten: Mapping[str, Mapping[str, Weight]] = field(default_factory=dict)
     """Component -> initializer -> its weight, where the source's files of data were not written."""
     original: Mapping[str, Any] | None = None
     """The original for ``sdort.json``; None: the source, which stays where it is."""
@@ -27,6 +32,11 @@ class OptimizeRequest(OptimizationOptions):
     def half(self) -> bool:
         """Whether the result is in fp16."""
         return bool(self.fp16)
+
+    @property
+    def integers(self) -> GroupFormat | None:
+        """The integers in which linear layers have their weights; None: floats."""
+        return GroupFormat(INTEGERS[self.weights], self.group or USUAL_GROUP) if self.weights else None
 
     @property
     def measures(self) -> bool:

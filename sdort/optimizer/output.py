@@ -87,6 +87,7 @@ def extend_manifest(request: OptimizeRequest, report: OptimizeReport, stage: Pat
         "provider": request.provider,
         "fp16": request.half,
         "precision": request.precision,
+        **({"weights": request.weights, "group": request.integers.group} if request.integers else {}),
         "components": components,
     }
     history = read_manifest(request.source)

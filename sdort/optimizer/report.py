@@ -26,6 +26,8 @@ class OptimizeReport:
     """Whether it was converted to fp16."""
     precision: str = "fp32"
     """``fp32``, ``fp16`` or ``bf16``."""
+    weights: str | None = None
+    """``int8`` or ``int4`` where the weights of linear layers are integers."""
     sdort: str = __version__
     """sdort's version."""
     sdort_ops: bool = False

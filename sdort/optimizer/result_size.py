@@ -10,8 +10,10 @@ from sdort.files.disk import PlannedWrite, WritePlan, plan_writes
 from sdort.onnx_io.check_tensors import tensor_nbytes, type_name
 from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.components import walk
+from sdort.onnx_io.load import load_model
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import COPIED_SUFFIXES
+from sdort.passes.quantize_weights import saved_bytes
 
 _PLAIN, _MEASURING = 250_000_000, 500_000_000
 """Peak memory in bytes beside weights, and that of --fp16 auto, which runs the model: measured 115 and 466 MB for the
@@ -28,6 +30,10 @@ def plan_space(request: OptimizeRequest, chosen: Mapping[str, Path]) -> WritePla
         weights, floats = weights + phases["float"] + phases["float16"], floats + phases["float"]
         size = weights - floats // 2 * request.half + file.proto.ByteSize()
         note = "fp32 to fp16" if request.half and floats else "as it is"
+        if request.integers:
+            model = load_model(path, name, request.unwritten.get(name))
+            size -= saved_bytes(model, request.integers, half=request.half)
+            note = f"{note}, linear layers in {request.weights}"
         writes.append(PlannedWrite(name, request.out, size, note))
         largest = max(largest, weights)
         # It is written in fp32 and replaced by its next version, beside what is finished.

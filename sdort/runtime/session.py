@@ -28,7 +28,7 @@ from sdort.onnx_io.overridable import (
     replaceable_weights,
     weights_of,
 )
-from sdort.onnx_io.precision_mark import says_bf16
+from sdort.onnx_io.precision_mark import integers_of, says_bf16
 from sdort.operator_library.library import resolve
 from sdort.providers import CPU, LOW
 from sdort.providers.bf16 import check_bf16, with_bf16
@@ -793,9 +793,17 @@ def find_replaceable(path: Path, component: str) -> dict[str, ReplaceableWeight]
     """The weights of a model that adapters can replace while its session is open.
 
     Raises:
-        BadModelError: the file does not say what its weights are made of, or is broken.
+        BadModelError: the file does not say what its weights are made of, has integers in their place, or is broken.
     """
-    weights = replaceable_weights(read_component(path, component))
+    file = read_component(path, component)
+    if integers := integers_of(file.metadata):
+        raise BadModelError(
+            f"{path} has the weights of its linear layers in {integers}, which no adapter changes",
+            component=component,
+            hint="Put the adapter into the model, then optimize it:\n    sdort export MODEL OUT --lora FILE\nOr leave "
+            "--weights out.",
+        )
+    weights = replaceable_weights(file)
     if not weights:
         raise BadModelError(
             f"{path} does not say which parameters its weights are made of, so no adapter can change them",

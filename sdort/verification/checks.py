@@ -9,7 +9,14 @@ from sdort.generation.pictures.images import Generated
 from sdort.graph.signature import Array
 from sdort.providers.provider import Provider
 from sdort.verification.image_comparison import compare_image, summarize_images
-from sdort.verification.limits import GPU_ALLOWANCE, LAST_ALLOWANCE, LAST_TIMESTEPS, TOLERANCES, Tolerance
+from sdort.verification.limits import (
+    COARSEST_FIRST,
+    GPU_ALLOWANCE,
+    LAST_ALLOWANCE,
+    LAST_TIMESTEPS,
+    TOLERANCES,
+    Tolerance,
+)
 from sdort.workload.judgement import Judgement, judge_outputs
 
 NO_REFERENCE = "no reference: only finite, not constant, repeatable"
@@ -42,8 +49,7 @@ class Precision:
 
     def coarser(self, other: Precision) -> Precision:
         """The precision whose tolerances hold for two outputs that are compared."""
-        # "bfloat16" < "float16" < "float32"
-        return Precision(min(self.dtype, other.dtype), self.on_gpu or other.on_gpu)
+        return Precision(min(self.dtype, other.dtype, key=COARSEST_FIRST.index), self.on_gpu or other.on_gpu)
 
     def tolerance(self, component: str, timestep: float | None = None) -> Tolerance:
         """The tolerance of a component's outputs; of a UNet's also by the timestep of its inputs, of 1000."""
@@ -59,7 +65,7 @@ def precision(dtype: str, provider: Provider) -> Precision:
     On NVIDIA GPUs, cuDNN and cuBLAS round fp32 operands to TF32, whose significand has the 11 bits of fp16's: so does a
     provider that has to be asked for exact products.
     """
-    return Precision("float16" if provider.exact else dtype, provider.on_gpu)
+    return Precision("float16" if provider.exact and dtype == "float32" else dtype, provider.on_gpu)
 
 
 def check_outputs(

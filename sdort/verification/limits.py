@@ -5,10 +5,11 @@ Imports nothing heavy: the command line shows :data:`REASONS` in its help.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from sdort.families.component_names import CONTROLNET, CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
+from sdort.families.component_names import CONTROLS, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.known_families import DENOISERS, TEXT_ENCODERS
 
 
@@ -65,8 +66,16 @@ TOLERANCES: dict[tuple[str, str], Tolerance] = {
     **{("bfloat16", name): Tolerance(3e-1, 3e-2) for name in TEXT_ENCODERS},
     ("bfloat16", IMAGE_ENCODER): Tolerance(3e-1, 3e-2),
     ("bfloat16", SAFETY_CHECKER): Tolerance(3e-1, 3e-2),
+    # Weights of linear layers rounded to 8 or 4 bits, in groups of 32, activations in fp16: the demo model, and narrow
+    # random ones, whose layers average less. In 8 bits at most 7.8e-2 and 1.1e-2, in 4 bits 9.9e-1 and 1.4e-1. Twice
+    # that is allowed. The other components keep their weights.
+    **{("int8", name): Tolerance(1.6e-1, 2e-2) for name in (*DENOISERS, *CONTROLS, *TEXT_ENCODERS)},
+    **{("int4", name): Tolerance(2.0, 2.8e-1) for name in (*DENOISERS, *CONTROLS, *TEXT_ENCODERS)},
 }
 """By the optimized model's precision and its component."""
+
+COARSEST_FIRST = ("int4", "bfloat16", "int8", "float16", "float32")
+"""Precisions; of two outputs that are compared the limits of the first one hold."""
 
 LAST_TIMESTEPS, LAST_ALLOWANCE = 10, 2.5
 """Factor on fp16's tolerances of UNets below such a timestep of 1000, where hardly any noise is left to predict.
@@ -106,21 +115,24 @@ PSNR = {
     # Edges move, and many become other images. Emulated on 32 seeds of that prompt: median 34 dB, lowest 14, below
     # 18 dB 6 % (8 steps), 9 % (20 steps), so that the median is in 3e-4.
     "bfloat16": 18.0,
+    # The demo model, 8 images of prompts that it knows: 48.7 to 64.9 dB in 8 bits, 36.9 to 46.0 in 4.
+    "int8": 40.0,
+    "int4": 28.0,
 }
 """Lowest median of the images' peak signal-to-noise ratios in dB, by the dtype of the weights."""
 
-OTHER = {"float32": 40.0, "float16": 20.0, "bfloat16": 10.0}
+OTHER = {"float32": 40.0, "float16": 20.0, "bfloat16": 10.0, "int8": 20.0, "int4": 14.0}
 """PSNR in dB below which an image shows something else than its reference: the demo's images of different seeds are 1
 to 23 dB apart, 9 in the median. In fp32 no image of a right pipeline is below the median's limit."""
 
-OTHERS = {"float32": 0.0, "float16": 0.25, "bfloat16": 0.25}
+OTHERS = {"float32": 0.0, "float16": 0.25, "bfloat16": 0.25, "int8": 0.25, "int4": 0.25}
 """The part of the images, rounded up, that may be so; more of eight are in 1e-5 of right pipelines. In fp32 chance
 makes none, so that one is enough to tell."""
 
-SSIM = {"float32": 0.995, "float16": 0.95, "bfloat16": 0.8}
+SSIM = {"float32": 0.995, "float16": 0.95, "bfloat16": 0.8, "int8": 0.95, "int4": 0.9}
 """Lowest median of the images' structural similarities; its reason is in :data:`REASONS`."""
 
-PIXEL: dict[str, int | None] = {"float32": 32, "float16": None, "bfloat16": None}
+PIXEL: dict[str, int | None] = {"float32": 32, "float16": None, "bfloat16": None, "int8": None, "int4": None}
 """Largest median of the images' largest differences of an 8-bit value; its reason is in :data:`REASONS`."""
 
 ENOUGH = 8
@@ -135,52 +147,52 @@ class Reason:
 
     measure: str
     """The measure."""
-    float32: str
-    """Its limit in fp32."""
-    float16: str
-    """Its limit in fp16."""
-    bfloat16: str
-    """Its limit in bf16."""
+    limits: Mapping[str, str]
+    """Its limit in each precision."""
     why: str
     """Why the limit is there."""
 
 
-def _range(dtype: str, field: str) -> str:
-    values = sorted({getattr(limit, field) for (kind, _), limit in TOLERANCES.items() if kind == dtype})
-    return " to ".join(f"{value:.1e}" for value in dict.fromkeys((values[0], values[-1])))
+PRECISIONS = {"float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "int8": "int8", "int4": "int4"}
+"""The precisions in the order in which their limits are shown, and their short names."""
+
+
+def _ranges(measure: Callable[[Tolerance], float]) -> dict[str, str]:
+    """The lowest and the highest limit of all components, in each precision."""
+    ranges = {}
+    for dtype in PRECISIONS:
+        values = sorted({measure(limit) for (kind, _), limit in TOLERANCES.items() if kind == dtype})
+        ranges[dtype] = " to ".join(f"{value:.1e}" for value in dict.fromkeys((values[0], values[-1])))
+    return ranges
+
+
+def _texts(limits: Mapping[str, float | None]) -> dict[str, str]:
+    return {dtype: "shown only" if limits[dtype] is None else f"{limits[dtype]:g}" for dtype in PRECISIONS}
 
 
 REASONS = (
     Reason(
         "largest error / std",
-        _range("float32", "largest"),
-        _range("float16", "largest"),
-        _range("bfloat16", "largest"),
+        _ranges(lambda limit: limit.largest),
         "finds a wrong corner. fp32: ten times what other orders of the same sums cost; fp16: twice what torch in fp16 "
         f"costs, at timesteps below {LAST_TIMESTEPS} {LAST_ALLOWANCE:g} times as much, as hardly any noise is left to "
-        "predict; bf16: twice what rounding every result to 8 bits costs; on a GPU "
+        "predict; bf16, int8 and int4: twice what it costs the demo model; on a GPU "
         f"{GPU_ALLOWANCE:g} times as much, since its kernels round partial sums too.",
     ),
     Reason(
         "mean error / std",
-        _range("float32", "mean"),
-        _range("float16", "mean"),
-        _range("bfloat16", "mean"),
+        _ranges(lambda limit: limit.mean),
         "finds a small error everywhere; same reasons. A forgotten scale, mask or bias costs tens of times as much.",
     ),
     Reason(
         "1 - cosine",
-        f"{1 - TOLERANCES['float32', CONTROLNET].cosine:.1e}",
-        " to ".join(f"{1 - TOLERANCES['float16', name].cosine:.1e}" for name in (DECODER, CONTROLNET)),
-        " to ".join(f"{1 - TOLERANCES['bfloat16', name].cosine:.1e}" for name in (DECODER, CONTROLNET)),
+        _ranges(lambda limit: 1 - limit.cosine),
         "finds a turned output whatever its standard deviation: r^2 / 2 for an error of r, three "
         "times the allowed mean.",
     ),
     Reason(
         "PSNR, dB, median",
-        f"{PSNR['float32']:g}",
-        f"{PSNR['float16']:g}",
-        f"{PSNR['bfloat16']:g}",
+        _texts(PSNR),
         "40 dB is below what eyes see. Of all images, since single ones of right pipelines become other images where "
         "a prompt leaves open what to show: of the demo model's of a prompt that it does not know, one in twelve is "
         "below 40 dB after 20 steps, the median is 58 to 63; guidance off by 5 % gives 32, by 10 % 26. In bf16 many "
@@ -189,27 +201,21 @@ REASONS = (
     ),
     Reason(
         "PSNR, dB, upper 3/4",
-        f"{OTHER['float32']:g} (of all)",
-        f"{OTHER['float16']:g}",
-        f"{OTHER['bfloat16']:g}",
+        {**_texts(OTHER), "float32": f"{OTHER['float32']:g} (of all)"},
         "finds a pipeline that is wrong for some images alone: images of different seeds are 1 to 23 dB apart. A "
         "quarter of the images, rounded up, may be below, where one in 160 of a right fp16 pipeline is; in fp32, where "
         "none is, none may.",
     ),
     Reason(
         "SSIM, median",
-        f"{SSIM['float32']:g}",
-        f"{SSIM['float16']:g}",
-        f"{SSIM['bfloat16']:g}",
+        _texts(SSIM),
         "finds lost structure where PSNR sees little. Images blurred by half a pixel have 0.97 to 0.99, by a pixel "
         "0.79 to 0.94, moved by a pixel 0.64 to 0.89. Right fp16 pipelines have 0.9997; bf16 ones 0.96 to 0.99, but "
         "one image in eleven less than 0.8.",
     ),
     Reason(
         "largest pixel, median",
-        str(PIXEL["float32"]),
-        "shown only",
-        "shown only",
+        _texts(PIXEL),
         "fp32: one pixel may not stand out where all others agree. In fp16 an edge that moves by a tenth of a pixel "
         "changes single values by more than any useful limit.",
     ),

@@ -31,17 +31,18 @@ def remedy(
     findings: Sequence[BisectionFinding],
     candidate: Path,
     original: Path | None,
-    provider: str | None,
-    precision: str,
+    made: Provenance,
     options: VerifyOptions,
 ) -> tuple[str, str] | None:
     """The remedy against the first finding that has one, and its command; None if nothing is known to.
 
     Args:
         original: the un-optimized ONNX that the candidate is made from.
-        provider: the one that the candidate is made for; None if that is not known.
-        precision: of its weights: ``fp16``, ``bf16`` or ``fp32``.
+        made: what the candidate was made for.
     """
+    provider, precision = made.made_for, made.precision
+    kept = [f"--{precision}"] if precision != "fp32" else []
+    kept += ["--weights", made.weights] if made.weights else []
     made_here = original is not None and provider is not None and candidate.is_dir()
     for finding in findings:
         if finding.kind == NODE and options.runtime.provider != CPU.name:
@@ -51,11 +52,9 @@ def remedy(
         if not made_here:
             continue
         if finding.kind == OTHER:
-            kept = [f"--{precision}"] if precision != "fp32" else []
             return "Make it again, of this original", _optimize(candidate, original, provider, kept)
         if finding.kind == CAST and precision == "fp16":
             return "Make it again with fp32 where it must", _optimize(candidate, original, provider, ["--fp16", "auto"])
-        kept = [f"--{precision}"] if precision != "fp32" else []
         fusions = [name for name in finding.blamed if name in fusion_names()] if finding.kind == FUSION else []
         if fusions:
             left_out = [word for name in fusions for word in ("--disable", name)]
@@ -87,6 +86,7 @@ class Provenance:
         versions: of sdort, Python, ONNX Runtime and other packages that took part.
         made_for: the execution provider that the candidate was optimized for; None if that is not known.
         precision: in which: ``fp16``, ``bf16`` or ``fp32``.
+        weights: ``int8`` or ``int4`` of linear layers in integers; None in floats.
         command: the command line that asks for the same.
     """
 
@@ -95,6 +95,7 @@ class Provenance:
     versions: Mapping[str, str] = field(default_factory=dict)
     made_for: str | None = None
     precision: str = "fp32"
+    weights: str | None = None
     command: str = ""
 
 
@@ -240,8 +241,7 @@ class Verification:
 
     @property
     def _remedy(self) -> tuple[str, str] | None:
-        made = self.provenance
-        return remedy(self.findings, self.candidate, self.against, made.made_for, made.precision, self.options)
+        return remedy(self.findings, self.candidate, self.against, self.provenance, self.options)
 
     def raise_if_failed(self) -> None:
         """Raise if something failed or is missing.

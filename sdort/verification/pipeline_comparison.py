@@ -25,7 +25,7 @@ from sdort.generation.memory_need import refuse_generation
 from sdort.generation.pictures.images import Generated
 from sdort.generation.requests.request import Request
 from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
-from sdort.onnx_io.precision_mark import stored_dtype
+from sdort.onnx_io.precision_mark import coarsest_dtype
 from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.pipelines.manifest import changed_files
@@ -39,6 +39,7 @@ from sdort.verification.checks import precision
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.component_comparison import ONNX, TORCH, Comparison, compare_component
 from sdort.verification.image_comparison import compare_images, failed_images, make_requests
+from sdort.verification.limits import COARSEST_FIRST
 from sdort.verification.outcome import Provenance, Verification
 from sdort.verification.recorded_inputs import RANDOM, RECORDED, Inputs, RecordedRun, random_inputs, record_run
 from sdort.verification.runners import RunConfiguration, is_emulated, open_text_to_image
@@ -174,7 +175,7 @@ def _check_components(run: _Run) -> None:
     generated = [name for name in run.folder.needed if run.options.draws and name in run.folder.models]
     graphs = {name: run.folder.file(name).graph for name in dict.fromkeys([*run.components, *generated])}
     for name, graph in graphs.items():
-        run.result.precisions[name] = precision(stored_dtype(graph), run.configuration.provider)
+        run.result.precisions[name] = precision(coarsest_dtype(graph), run.configuration.provider)
     if any(is_emulated(graph, run.configuration) for graph in graphs.values()):
         device = run.result.provenance.made_for or "a GPU"
         run.result.notes.append(
@@ -206,6 +207,7 @@ def _provenance(folder: PipelineFolder, provider: Provider, options: VerifyOptio
         versions=versions(),
         made_for=optimized.get("provider") if isinstance(optimized, dict) else None,
         precision=str(optimized.get("precision", "fp32")) if isinstance(optimized, dict) else "fp32",
+        weights=optimized.get("weights") if isinstance(optimized, dict) else None,
         command=options.command_line(Path(folder.given)),
     )
 
@@ -343,7 +345,7 @@ def _bisect(run: _Run, comparisons: Sequence[Comparison]) -> None:
 def _verify_images(run: _Run, recorded: RecordedRun) -> None:
     """Generate with the candidate and compare image by image."""
     dtypes = [run.result.precisions[name].dtype for name in run.folder.needed if name in run.result.precisions]
-    coarsest = min(dtypes, default="float32")  # "bfloat16" < "float16" < "float32"
+    coarsest = min(dtypes, default="float32", key=COARSEST_FIRST.index)
     requests = _requests(run)
     references = recorded.images
     if not references:

@@ -54,6 +54,7 @@ def label(value: object) -> str:
 def call_of(operator: Operator, example: Example) -> Call:
     facts = {name: Fact(FLOAT, shape) for name, shape in example.inputs.items()}
     facts |= {name: Fact(np.dtype(np.int64), np.shape(values)) for name, values in example.integers.items()}
+    facts |= {name: Fact(np.dtype(np.uint8), shape) for name, shape in example.bytes.items()}
     given = [facts.get(name) for name in operator.inputs]
     asked = [not example.outputs or name in example.outputs for name in operator.outputs]
     return operator.call(given, asked, example.attributes)
@@ -61,7 +62,8 @@ def call_of(operator: Operator, example: Example) -> Call:
 
 def lacking(operator: Operator, example: Example) -> list[str]:
     """What one of its examples shows to be missing."""
-    unknown = {*example.inputs, *example.integers} - {*operator.inputs} | {*example.outputs} - {*operator.outputs}
+    given = {*example.inputs, *example.integers, *example.bytes}
+    unknown = given - {*operator.inputs} | {*example.outputs} - {*operator.outputs}
     unset = {name for name, default in operator.attributes.items() if default is REQUIRED} - {*example.attributes}
     if wrong := unknown | unset | {*example.attributes} - {*operator.attributes}:
         return [f"examples: {', '.join(sorted(wrong))} is unknown, or not set where it is required"]
@@ -173,7 +175,8 @@ def test_the_page_on_adding_one_is_all_that_it_takes(tmp_path: Path) -> None:
 def feeds_of(example: Example) -> dict[str, Array]:
     rng = np.random.default_rng(len(example.inputs))
     floats = {name: rng.standard_normal(shape).astype(np.float32) for name, shape in example.inputs.items()}
-    return {**floats, **{name: np.array(values, np.int64) for name, values in example.integers.items()}}
+    integers = {name: np.array(values, np.int64) for name, values in example.integers.items()}
+    return {**floats, **integers, **{n: rng.integers(0, 256, s, np.uint8) for n, s in example.bytes.items()}}
 
 
 def model_of(operator: Operator, call: Call, example: Example) -> onnx.ModelProto:
@@ -192,6 +195,7 @@ def model_of(operator: Operator, call: Call, example: Example) -> onnx.ModelProt
     inputs += [
         helper.make_tensor_value_info(n, onnx.TensorProto.INT64, np.shape(v)) for n, v in example.integers.items()
     ]
+    inputs += [helper.make_tensor_value_info(n, onnx.TensorProto.UINT8, s) for n, s in example.bytes.items()]
     graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info(name) for name in call.outputs])
     opsets = [helper.make_opsetid(domain, version) for domain, version in (("", 18), (MICROSOFT, 1))]
     return helper.make_model(graph, opset_imports=opsets, ir_version=10)

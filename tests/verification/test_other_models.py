@@ -16,7 +16,7 @@ from sdort.pipelines.manifest import changed_files, write_listed_files
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.verification.bisection.blame import FUSION, OTHER, BisectionFinding, of_other_models
 from sdort.verification.command_line import VerifyOptions
-from sdort.verification.outcome import remedy
+from sdort.verification.outcome import Provenance, remedy
 from sdort.verification.pipeline_comparison import verify_pipeline
 
 COMPONENT = "text_encoder"
@@ -86,7 +86,7 @@ def test_the_remedy_of_other_models_disables_nothing(tmp_path: Path) -> None:
     other = of_other_models(finding, "a is not of b")
     assert other.message == "a is not of b, so that no fusion is blamed; it is wrong"
     options = VerifyOptions(runtime=RuntimeOptions("cpu"))
-    made = remedy([other], tmp_path, Path("b"), "rocm", "fp16", options)
+    made = remedy([other], tmp_path, Path("b"), Provenance(made_for="rocm", precision="fp16"), options)
     assert made is not None
     assert "--disable" not in made[1]
     assert "--fp16" in made[1]

@@ -248,13 +248,14 @@ def test_what_helps(
     finding = BisectionFinding("unet", "y", kind, "it diverges", blamed=blamed)
     options = VerifyOptions(RuntimeOptions(provider, tuning=True, graph=True), steps=8)
     place = Path("model") if original else None
-    found = remedy([finding], tmp_path, place, made_for, precision, options)
+    made = Provenance(made_for=made_for, precision=precision)
+    found = remedy([finding], tmp_path, place, made, options)
     assert (found is None) is (words is None)
     assert found is None or found[1].endswith(str(words))
     if found and original and kind != NODE:  # the first finding that something helps against
         summed = BisectionFinding("unet", "y", SUM, "they add up")
-        assert remedy([summed, finding], tmp_path, place, made_for, precision, options) == found
-    assert remedy([], tmp_path, place, made_for, precision, options) is None
+        assert remedy([summed, finding], tmp_path, place, made, options) == found
+    assert remedy([], tmp_path, place, made, options) is None
 
 
 # Numbers in their places

@@ -9,7 +9,7 @@ from sdort.verification.bisection.blame import BisectionFinding
 from sdort.verification.component_comparison import Comparison
 from sdort.verification.component_summary import Summary, worst_summaries
 from sdort.verification.image_comparison import ImageComparison
-from sdort.verification.limits import Reason
+from sdort.verification.limits import PRECISIONS, Reason
 from sdort.verification.outcome import DIFFERS, FAILED, PASSED, Verification
 from sdort.verification.report.difference import shared_gain
 from sdort.verification.report.html import Cell, Share, Table, date_text, render, section
@@ -142,8 +142,8 @@ def _semantic(score: SemanticScore) -> Table:
 
 
 def _limits(reasons: Sequence[Reason]) -> Table:
-    heads = ("measure", "fp32", "fp16", "bf16")
-    rows = [(reason.measure, reason.float32, reason.float16, reason.bfloat16) for reason in reasons]
+    heads = ("measure", *PRECISIONS.values())
+    rows = [(reason.measure, *(reason.limits[dtype] for dtype in PRECISIONS)) for reason in reasons]
     return section("Limits", heads, rows, left=heads[:1])
 
 
