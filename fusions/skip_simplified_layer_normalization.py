@@ -2,6 +2,7 @@
 
 STAGE = "fuse"
 ANCHOR = "RMSNormalization"
+RUN_AFTER = ("gated_sum",)  # which spares a tensor more: the branch times its gate
 _BEFORE = """
 g (float[B, S, C] x, float[B, S, C] skip) => (float[B, S, C] y, float[B, S, C] sum) <float[C] gamma{0}> {{
     {1}

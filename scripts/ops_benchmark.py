@@ -64,6 +64,8 @@ class Case:
     """That a perfect kernel moves."""
     flops: int = 0
     outputs: int = 1
+    all_outputs: bool = False
+    """Whether those between the first and the last are asked for, too."""
     domain: str = "com.microsoft"
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constant: tuple[str, ...] = ()
@@ -333,6 +335,86 @@ def rotary_embedding(tokens: int, heads: int, size: int, norm: bool, neighbours:
     )
 
 
+def modulated(v: dict[str, Array]) -> Array:
+    """The first output of a modulated norm, of its first rows."""
+    given = {name: value.astype(np.float64) for name, value in v.items()}
+    x = given["X"][:, FIRST]
+
+    def root(value: Array) -> Array:
+        return np.asarray(value / np.sqrt((value**2).mean(-1, keepdims=True) + 1e-5))
+
+    if "branch" in given:
+        branch = given["branch"][:, FIRST]
+        x = x + given["gate"] * (root(branch) * given["factor"] if "factor" in given else branch + given["bias"])
+    if "weight" in given:
+        return np.asarray(root(x) * given["weight"] * given["scale"])
+    return np.asarray(root(x - x.mean(-1, keepdims=True)) * given["scale"] + given["shift"])
+
+
+def modulated_norm(tokens: int, width: int, kind: str, gated: bool = True, batch: int = 1) -> Case:
+    """``kind`` is Modulated, TwiceModulated, or RMS."""
+    rows, image, weight = (batch, tokens, width), (batch, 1, width), (width,)
+    shapes: dict[str, tuple[int, ...]] = {"X": rows}
+    if gated:
+        shapes |= {"branch": rows, "factor" if kind == "RMS" else "bias": weight, "gate": image}
+    shapes |= {"weight": weight, "scale": image} if kind == "RMS" else {"scale": image, "shift": image}
+    shapes |= {"scale2": image, "shift2": image} if kind == "TwiceModulated" else {}
+    name = "ModulatedRMSNormalization" if kind == "RMS" else f"{kind}LayerNormalization"
+    outputs = 1 + gated + (kind == "TwiceModulated")
+    return Case(
+        f"{'Gated' * gated}{name}",
+        f"{batch}x{tokens}x{width}",
+        lambda rng: {name: half(rng, *shape) for name, shape in shapes.items()},
+        modulated,
+        2 * batch * tokens * width * (1 + gated + outputs),
+        outputs=outputs,
+        all_outputs=True,
+        domain=OWN,
+        attributes={"epsilon": 1e-5, **({"branch_epsilon": 1e-5} if gated and kind == "RMS" else {})},
+        constant=tuple(each for each in ("bias", "factor", "weight") if each in shapes),
+        rows=FIRST,
+    )
+
+
+def gated_sum(tokens: int, width: int, batch: int = 1) -> Case:
+    rows = (batch, tokens, width)
+    shapes: dict[str, tuple[int, ...]] = {"X": rows, "branch": rows, "bias": (width,), "gate": (batch, 1, width)}
+
+    def reference(v: dict[str, Array]) -> Array:
+        x, branch = (v[name][:, FIRST].astype(np.float64) for name in ("X", "branch"))
+        return np.asarray(x + v["gate"] * (branch + v["bias"]))
+
+    return Case(
+        "GatedSum",
+        f"{batch}x{tokens}x{width}",
+        lambda rng: {name: half(rng, *shape) for name, shape in shapes.items()},
+        reference,
+        6 * batch * tokens * width,
+        domain=OWN,
+        constant=("bias",),
+        rows=FIRST,
+    )
+
+
+def split_gate(tokens: int, width: int, activation: str, batch: int = 1) -> Case:
+    """``activation`` is Silu or FastGelu."""
+
+    def reference(v: dict[str, Array]) -> Array:
+        left, right = np.split(v["X"][:, FIRST].astype(np.float64), 2, -1)
+        power = right if activation == "Silu" else 2 * np.sqrt(2 / np.pi) * (right + 0.044715 * right**3)
+        return np.asarray(left * right / (1 + np.exp(-power)))
+
+    return Case(
+        f"Split{activation}",
+        f"{batch}x{tokens}x{width}",
+        lambda rng: {"X": half(rng, batch, tokens, 2 * width)},
+        reference,
+        6 * batch * tokens * width,
+        domain=OWN,
+        rows=FIRST,
+    )
+
+
 VAE = ((512, 128), (512, 256), (256, 256), (256, 512), (128, 512), (64, 512))
 LEVELS = ((64, 320), (32, 640), (16, 1280), (8, 1280))
 """Side and channels of the UNet's levels; its up blocks also normalise two concatenated tensors."""
@@ -340,6 +422,8 @@ XL = ((64, 640), (32, 1280))
 """Those of SDXL's levels that have attention."""
 TURNED = ((4608, 24), (4128, 30), (1536, 24))
 """Tokens and heads of Flux and Z-Image at 1024x1024, and of Flux at 512x512."""
+MODULATED = ((4608, 3072), (4096, 3072), (512, 3072), (4096, 1536), (1024, 1536))
+"""Tokens and width of Flux, in its second blocks and in its first, and of Stable Diffusion 3.5 medium."""
 UPSAMPLED = ((8, 1280), (16, 1280), (32, 640))
 """Side and channels of what the UNet's up blocks make twice as large."""
 
@@ -371,6 +455,11 @@ CASES = [
     *(interleave_phases(side, c, batch=1) for side, c in ((64, 512), (128, 512), (256, 256), (512, 256))),
     *(rotary_embedding(tokens, heads, 128, norm) for norm in (False, True) for tokens, heads in TURNED),
     *(rotary_embedding(512, 32, 128, norm, neighbours=False) for norm in (False, True)),
+    *(modulated_norm(tokens, c, "Modulated", gated) for gated in (True, False) for tokens, c in MODULATED),
+    *(modulated_norm(4096, 1536, "TwiceModulated", gated, batch=2) for gated in (True, False)),
+    *(modulated_norm(4128, 3840, "RMS", gated) for gated in (True, False)),
+    *(gated_sum(tokens, c) for tokens, c in MODULATED),
+    split_gate(4128, 10240, "Silu"), split_gate(512, 9728, "Silu"), split_gate(512, 10240, "FastGelu"),
 ]  # fmt: skip
 
 
@@ -380,9 +469,9 @@ def build(case: Case, count: int, values: Sequence[dict[str, Array]]) -> bytes:
     def name(key: str, i: int) -> str:
         return key if key in case.constant else f"{key}_{i}"
 
-    outputs = [
-        [f"Y_{i}", *([""] * (case.outputs - 2)), *([f"S_{i}"] if case.outputs > 1 else [])] for i in range(count)
-    ]
+    between = [f"M{place}" if case.all_outputs else "" for place in range(case.outputs - 2)]
+    named = ["Y", *between, *(["S"] if case.outputs > 1 else [])]
+    outputs = [[f"{output}_{i}" if output else "" for output in named] for i in range(count)]
     nodes = [
         helper.make_node(
             case.operator, [name(k, i) for k in values[i]], outputs[i], domain=case.domain, **case.attributes

@@ -171,7 +171,8 @@ def t5_encoder(config: Config) -> Counter[str]:
     if activation not in ("relu", *TEXT_ACTIVATIONS):
         raise _unknown("text_encoder", "feed_forward_proj", config["feed_forward_proj"])
     gelu = layers * (activation != "relu")
-    return Counter(attention_self=layers, rms_norm=2 * layers + 1, gelu=gelu)
+    gated = gelu * (config["feed_forward_proj"] == "gated-gelu")  # transformers' name for that of a tangent
+    return Counter(attention_self=layers, rms_norm=2 * layers + 1, gelu=gelu, gated_gelu=gated)
 
 
 def image_encoder(config: Config) -> Counter[str]:

@@ -34,18 +34,20 @@ from sdort.rewrite.fusion import load_fusions
 TRANSPOSE = "transpose"
 NO_RULE = "no rule takes this form"
 NO_IMAGE = "GroupNorm takes images of four axes, channels last"
+_SIMPLIFIED = frozenset({"SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"})
 _FUSED = {
     ATTENTION: of_category(Category.ATTENTION),
     GROUP_NORM: frozenset({"GroupNorm", "SkipGroupNorm", "BiasGroupNorm", "GroupNormalization"}),
-    LAYER_NORM: frozenset({"LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization"}),
+    LAYER_NORM: frozenset(name for name in of_category(Category.NORMALIZATION) if name.endswith("LayerNormalization"))
+    - _SIMPLIFIED
+    | {"LayerNormalization"},
     RMS_NORM: frozenset(
-        {
-            "SimplifiedLayerNormalization",
-            "SkipSimplifiedLayerNormalization",
-            "RMSNormalization",
-            "RMSNormRotaryEmbedding",
-        }
-    ),
+        name
+        for name in of_category(Category.NORMALIZATION)
+        if name.startswith("RMS") or name.endswith("RMSNormalization")
+    )
+    | _SIMPLIFIED
+    | {"RMSNormalization"},
     OTHER_NORM: frozenset(),
     ROTARY: frozenset({"RotaryEmbedding", "RMSNormRotaryEmbedding"}),
     GELU: frozenset(name for name in of_category(Category.ACTIVATION) if name.endswith("Gelu")) | {"Gelu"},

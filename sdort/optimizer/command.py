@@ -284,7 +284,8 @@ def _optimize_component(
     with progress(FUSING.format(name)):
         optimize_model(model, _options(request, path, selector), done)
     report.misses.extend(f"{name}: {miss}" for miss in done.misses)
-    misses = config_misses(model, path.parent / "config.json", request.provider, done) if known else None
+    own = bool(request.sdort_ops)
+    misses = config_misses(model, path.parent / "config.json", request.provider, done, own) if known else None
     done.architecture_known = misses is not None
     if misses and not request.disable:
         report.wrong_counts.extend(f"{name}: {miss}" for miss in misses)

@@ -45,7 +45,10 @@ def architecture(config: Config, component: str) -> Counter[str]:
 
     Keys: ``attention_self``, ``attention_cross``, ``attention_causal`` (of the self attentions), ``group_norm``,
     ``group_norm_silu`` (of them, those followed by SiLU), ``conv``, ``layer_norm``, ``skip_layer_norm`` (of them,
-    those whose input is a residual sum), ``rms_norm``, ``geglu``, ``transformer``, ``gelu``, ``quick_gelu``.
+    those whose input is a residual sum), ``rms_norm``, ``geglu``, ``transformer``, ``gelu``, ``gated_gelu`` (of them,
+    those by a tangent whose product with another projection follows), ``swiglu``, ``quick_gelu``, ``modulation`` (norms
+    times a scale of each image; of one norm there may be two), ``gated_sum`` (sums with a branch times a gate of each
+    image).
 
     Args:
         config: the component's ``config.json``; both halves of a VAE share one.
@@ -77,7 +80,10 @@ def architecture(config: Config, component: str) -> Counter[str]:
 
 @dataclass(frozen=True)
 class Expectation:
-    """``count`` nodes of ``operators``, counted together; more are allowed when ``at_least``."""
+    """``count`` nodes of ``operators``, counted together; more are allowed when ``at_least``.
+
+    An operator that stands there twice counts twice.
+    """
 
     name: str
     operators: tuple[str, ...]
@@ -89,8 +95,9 @@ class Expectation:
     def count_in(self, graph: gs.Graph) -> int:
         """The number of nodes of ``graph`` that count."""
         return sum(
-            node.op in self.operators and all(node.attrs.get(key, 0) == value for key, value in self.attributes)
+            self.operators.count(node.op)
             for node in graph.nodes
+            if all(node.attrs.get(key, 0) == value for key, value in self.attributes)
         )
 
     def miss(self, graph: gs.Graph) -> str | None:
@@ -101,7 +108,9 @@ class Expectation:
         """The difference between ``count`` such nodes and the expectation, in words; None if there is none."""
         if count == self.count or (self.at_least and count > self.count):
             return None
-        kind = "+".join(self.operators) + "".join(f" with {key}={value}" for key, value in self.attributes)
+        kind = "+".join(dict.fromkeys(self.operators)) + "".join(
+            f" with {key}={value}" for key, value in self.attributes
+        )
         bound = "at least " if self.at_least else ""
         return f"{self.name}: expected {bound}{self.count} {kind}, found {count}"
 
@@ -116,12 +125,19 @@ class ExpectedForm:
     attributes: tuple[tuple[str, int], ...] = ()
 
 
+_GATED = ("GatedModulatedLayerNormalization", "GatedTwiceModulatedLayerNormalization")
+_MODULATED = ("ModulatedLayerNormalization", "TwiceModulatedLayerNormalization", *_GATED)
+_RMS = ("ModulatedRMSNormalization", "GatedModulatedRMSNormalization")
 NORMS = {
     "layer_norm": ExpectedForm(
-        ("layer_norm",), ("LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization")
+        ("layer_norm",), ("LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization", *_MODULATED)
     ),
     "skip_layer_norm": ExpectedForm(("skip_layer_norm",), ("SkipLayerNormalization",), at_least=True),
-    "rms_norm": ExpectedForm(("rms_norm",), ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization")),
+    "rms_norm": ExpectedForm(
+        ("rms_norm",),
+        # The last one has a norm of the branch, too.
+        ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormRotaryEmbedding", *_RMS, _RMS[1]),
+    ),
 }
 RAISED = {
     "attention": ExpectedForm(("attention_self", "attention_cross"), ("Attention",)),
@@ -133,15 +149,27 @@ RAISED = {
 }
 """The architecture's counts in the graph before a target's fusions."""
 
+OWN = {
+    "modulation": ExpectedForm(
+        ("modulation",), (*_MODULATED, *(name for name in _MODULATED if "Twice" in name), *_RMS)
+    ),
+    "gated_sum": ExpectedForm(("gated_sum",), ("GatedSum", *_GATED, _RMS[1])),
+    "swiglu": ExpectedForm(("swiglu",), ("SplitSilu",)),
+    "gated_gelu": ExpectedForm(("gated_gelu",), ("SplitFastGelu",)),
+}
+"""The architecture's counts of what is one of sdort's own operators, where those are used."""
+OWN_GRAPH = "own"
+"""The name that stands for a graph with sdort's own operators."""
 RAISED_GRAPH = "raised"
 """The name that stands for the graph before a target's fusions."""
+STAGES = {RAISED_GRAPH: RAISED, OWN_GRAPH: OWN}
 
 
 def fused_forms(target: Target) -> dict[str, ExpectedForm]:
     """The architecture's counts in the graph that is optimized for a target, which follow from its kernels."""
     kernels = {name.removeprefix(f"{MICROSOFT}.") for name in target.conditions}
     attention = "Attention" if "Attention" in kernels else "Softmax"  # in standard operators, where it is not fused
-    gelu = ("Gelu" if "Gelu" in kernels else "Erf", "BiasGelu", "FastGelu")
+    gelu = ("Gelu" if "Gelu" in kernels else "Erf", "BiasGelu", "FastGelu", "SplitFastGelu")
     forms = {
         "attention": ExpectedForm(("attention_self", "attention_cross"), ("MultiHeadAttention", attention)),
         **NORMS,
@@ -170,6 +198,8 @@ def expected_operators(
 ) -> list[Expectation]:
     """The operators that ``component`` must hold, optimized for ``target`` or before that (:data:`RAISED_GRAPH`).
 
+    Those of sdort's own domain are :data:`OWN_GRAPH`'s.
+
     Args:
         clip_skips: outputs of a text encoder for clip skip, each with a norm of its own.
         images: IP-Adapters of a UNet, each with an attention beside those to the text.
@@ -182,11 +212,13 @@ def expected_operators(
     counts["attention_cross"] *= 1 + images
     return [
         Expectation(name, form.operators, sum(counts[key] for key in form.keys), form.at_least, form.attributes)
-        for name, form in (RAISED if target == RAISED_GRAPH else fused_forms(load_target(target))).items()
+        for name, form in (STAGES.get(target) or fused_forms(load_target(target))).items()
     ]
 
 
-def config_misses(model: Model, config: Path, provider: str, report: ComponentReport) -> list[str] | None:
+def config_misses(
+    model: Model, config: Path, provider: str, report: ComponentReport, own: bool = False
+) -> list[str] | None:
     """The operators that a component lacks of those that its architecture must have, in words.
 
     The raised graph is held to its architecture on every target, the fused one where the target declined nothing.
@@ -194,6 +226,7 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
     Args:
         config: the component's ``config.json``.
         report: of the component.
+        own: whether sdort's own operators are used.
 
     Returns:
         What is missing; None where there is no config, or sdort does not know its architecture.
@@ -209,6 +242,7 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
     try:
         raised = expected_operators(settings, model.component, RAISED_GRAPH, clip_skips, images)
         fused = expected_operators(settings, model.component, provider, clip_skips, images)
+        owned = expected_operators(settings, model.component, OWN_GRAPH, clip_skips, images) if own else []
     except BadModelError as error:
         detail(f"{model.component}: no counts can be derived from {config}: {error}")
         return None
@@ -217,6 +251,7 @@ def config_misses(model: Model, config: Path, provider: str, report: ComponentRe
     fuses_all = f"{MICROSOFT}.GroupNorm" in load_target(provider).conditions
     if fuses_all and not any(o.declined for o in report.fusions.values() if o.name != EXPAND):
         misses += [e.miss(model.graph) for e in fused]
+    misses += [e.miss(model.graph) for e in owned]
     return [miss for miss in misses if miss]
 
 

@@ -47,6 +47,16 @@ def _allow_zero(editor: Editor, node: gs.Node) -> bool:
     return True
 
 
+def _no_affine(editor: Editor, node: gs.Node) -> bool:
+    """A LayerNormalization times ones, plus zeros, as TorchScript writes one without an affine -> without the zeros."""
+    if node.op != "LayerNormalization" or node.domain or len(node.inputs) < 3 or editor.filling(node.inputs[2]) != 0:
+        return False
+    if editor.filling(node.inputs[1]) != 1:
+        return False
+    node.inputs.pop()
+    return True
+
+
 def _plain_resize(editor: Editor, node: gs.Node) -> bool:
     """The default, which MIGraphX takes only unspoken (2.14: parse_resize.cpp)."""
     if node.op != "Resize" or node.attrs.get("keep_aspect_ratio_policy") != "stretch":
@@ -331,6 +341,7 @@ def _discard(node: gs.Node) -> None:
 RULES: tuple[RewriteRule, ...] = (
     _last_axis,
     _allow_zero,
+    _no_affine,
     _plain_resize,
     _all_axes,
     _explicit_pads,

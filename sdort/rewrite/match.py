@@ -180,7 +180,7 @@ Goal: TypeAlias = "tuple[str, gs.Tensor]"
 
 @dataclass
 class _Search:
-    """One candidate of a depth-first search, which branches at commutative operators only.
+    """One candidate of a depth-first search, which branches at commutative operators, and where it goes downstream.
 
     Branches share the pattern and the progress; what one of them binds is not bound in another.
     """
@@ -208,7 +208,24 @@ class _Search:
                 matches = (branch.run([*order, *goals]) for branch, order in zip(branches, orders, strict=True))
                 return next((match for match in matches if match is not None), None)
             goals = [*orders[0], *goals]
+        further = self.pattern.reader(self.match.nodes)
+        if further is not None:
+            return self._downstream(*further)
         return self.match if self._is_apart() and self._is_closed() and self._is_typed() else None
+
+    def _downstream(self, index: int, name: str) -> Match | None:
+        """Go on with a node that no output leads to: one of the readers of what is bound."""
+        node, matched = self.pattern.nodes[index], {id(each) for each in self.match.nodes.values()}
+        place = next(place for place, output in enumerate(node.outputs) if output)
+        for reader in self.match.tensors[name].outputs:
+            if id(reader) in matched or len(reader.outputs) <= place:
+                continue
+            branch = _Search(self.pattern, self.match.copy(), self.progress)
+            found = branch.run([(node.outputs[place], reader.outputs[place])])
+            if found is not None:
+                return found
+        self.fail(self.match.tensors[name], f"expected {node.op} after {name!r}")
+        return None
 
     def _bind(self, name: str, tensor: gs.Tensor) -> list[list[Goal]]:
         """Bind one name. Returns the goals that follow, once for each order of inputs; no order if it cannot be."""

@@ -20,6 +20,7 @@ A pattern is a graph::
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -82,6 +83,14 @@ class Pattern:
     def root(self) -> PatternNode:
         return self.nodes[self.producers[self.outputs[0]]]
 
+    def reader(self, seen: Collection[int]) -> tuple[int, str] | None:
+        """The first other node that reads what one of ``seen`` computes, and the name of that; None without one."""
+        for index, node in enumerate(self.nodes):
+            name = next((name for name in node.inputs if self.producers.get(name) in seen), None)
+            if index not in seen and name is not None:
+                return index, name
+        return None
+
 
 def parse_pattern(text: str) -> Pattern:
     """Parse one graph text.
@@ -107,7 +116,7 @@ def parse_pattern(text: str) -> Pattern:
 
 
 def check_connected(pattern: Pattern) -> None:
-    """Every node of a Before graph has to be reachable from its first output: matching starts there.
+    """Every node of a Before graph has to be reachable from its first output, where matching starts, or read what is.
 
     Raises:
         ValueError: one is not.
@@ -119,6 +128,9 @@ def check_connected(pattern: Pattern) -> None:
         if index not in seen:
             seen.add(index)
             stack.extend(pattern.producers[n] for n in pattern.nodes[index].inputs if n in pattern.producers)
+        if not stack:
+            further = pattern.reader(seen)
+            stack += [] if further is None else [further[0]]
     for index, node in enumerate(pattern.nodes):
         if index not in seen:
             raise ValueError(f"{node.op} -> {node.outputs} cannot be reached from {pattern.outputs[0]!r}")

@@ -6,6 +6,7 @@ from typing import Any
 
 import onnx_graphsurgeon as gs
 
+from sdort.graph.domains import OWN_DOMAIN
 from sdort.graph.symbolic import Shape
 from sdort.graph.weights import cast_values
 from sdort.rewrite.editor import Editor
@@ -23,7 +24,8 @@ def substitute(
     """
     circular = _reads_removed(editor, before, after, match)
     if circular:
-        return refuse("the result would need a size of what it replaces", circular)
+        what = "a size of what" if before.types[circular].kind == "i" else "what"
+        return refuse(f"the result would need {what} it replaces", circular)
     tensors: dict[str, gs.Tensor] = dict(match.tensors)
     tensors.update({k: v for k, v in derived.items() if isinstance(v, gs.Tensor)})
     tensors.update({k: editor.constant(v, k) for k, v in after.values.items()})
@@ -86,12 +88,12 @@ def _bring_to_precision(editor: Editor, after: Pattern, match: Match, tensors: d
 
 
 def _reads_removed(editor: Editor, before: Pattern, after: Pattern, match: Match) -> str | None:
-    """An input of After that is computed from what the rewrite removes."""
+    """An input of After that is computed from what the rewrite removes: sizes, or from one of several outputs."""
     removed = {id(node) for node in match.removed}
     first = min(editor.position(node) for node in match.removed)
     used = {n for node in after.nodes for n in node.inputs}
     for name in before.inputs:
-        if name not in used or before.types[name].kind != "i":
+        if name not in used or (before.types[name].kind != "i" and len(before.outputs) == 1):
             continue
         stack, seen = [match.tensors[name]], set[int]()
         while stack:
@@ -135,12 +137,15 @@ def _take_over(editor: Editor, old: gs.Tensor, new: gs.Tensor) -> list[gs.Node]:
 
 
 def _trim(editor: Editor, node: gs.Node) -> None:
-    """Leave optional outputs that nobody reads away: the last ones go, those before another lose their name."""
+    """Leave optional outputs that nobody reads away: the last ones go, those before another lose their name.
+
+    So do the last ones of sdort's own operators: a call of a function has as many outputs as the function.
+    """
     for index in range(len(node.outputs) - 1, 0, -1):
         tensor = node.outputs[index]
         if tensor.name and (tensor.outputs or editor.is_output(tensor)):
             continue
-        if index == len(node.outputs) - 1:
+        if index == len(node.outputs) - 1 and node.domain != OWN_DOMAIN:
             node.outputs.pop()
         else:
             node.outputs[index] = gs.Variable.empty()

@@ -246,6 +246,12 @@ REFUSED: list[tuple[str, int, Change, str]] = [
         )
     ),
     *(
+        (name, index, constant("gamma", [1.0] * 7 + [1.5]), "the normalization has a weight of its own")
+        for name, forms in (("modulated_layer_norm", 2), ("gated_modulated_layer_norm", 4))
+        for index in range(forms)
+    ),
+    ("gated_sum", 1, widths("C"), "the width is not fixed"),
+    *(
         (name, 0, change, reason)
         for name in ("sdort_rotary_embedding", "rms_norm_rotary_embedding")
         for change, reason in (

@@ -108,7 +108,28 @@ def test_lanes_that_do_not_come_back_show(target: Target, kernel: str) -> None:
     assert sum(seen) >= len(seen) / 2, seen
 
 
-STORING = "bias_add_f16_vector", "bias_add_f32_narrow", "rotary_embedding_f16_halves_l8", "attention_f16_64_q1_k64_s64"
+@every_kind
+@pytest.mark.parametrize("kernel", ["modulated_norm_f16_l128v2"])
+def test_a_fault_of_one_form_shows_in_that_form(target: Target, kernel: str) -> None:
+    """Layer norms and those of root mean squares have sums of their own: each barrier and exchange of neighbours."""
+    forms = [case for case in cases(target) if case.kernel == kernel]
+    assert len(forms) == 2
+    faults = [(barrier, nothing) for barrier in barriers(target, kernel)]
+    if target.machine != "mfma":
+        met = field(1, 8, 9, 0x162)
+        faults += [([each], met) for each in found(target, kernel, ".*_dpp .*row_xmask:1 ")]
+    assert len(faults) >= 3
+    for instructions, change in faults:
+        assert any(shows(planted(target, instructions, change), case) for case in forms), instructions
+
+
+STORING = (
+    "bias_add_f16_vector",
+    "bias_add_f32_narrow",
+    "rotary_embedding_f16_halves_l8",
+    "gated_sum_f16_vector",
+    "attention_f16_64_q1_k64_s64",
+)
 
 
 @every_kind

@@ -67,6 +67,9 @@ def test_the_benchmark_has_cases_of_every_operator() -> None:
     assert ops_benchmark.unmeasured(cases, native.library()) == []
 
 
+MODULATIONS = ("Modulated", "TwiceModulated", "RMS")
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -75,6 +78,10 @@ def test_the_benchmark_has_cases_of_every_operator() -> None:
         ops_benchmark.interleave_phases(3, 8),
         ops_benchmark.rotary_embedding(40, 2, 16, norm=False),
         ops_benchmark.rotary_embedding(40, 2, 16, norm=True, neighbours=False, batch=2),
+        *(ops_benchmark.modulated_norm(40, 64, kind, gated) for kind in MODULATIONS for gated in (False, True)),
+        ops_benchmark.gated_sum(40, 64, batch=2),
+        ops_benchmark.split_gate(40, 64, "Silu"),
+        ops_benchmark.split_gate(40, 64, "FastGelu"),
         ops_benchmark.attention(130, 77, 2, 40),
         ops_benchmark.bias_split_gelu(40, 16),
     ],

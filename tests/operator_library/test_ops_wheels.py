@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,10 @@ DOMAINS = {"": "", "com.microsoft": "", "sdort": "sdort "}
 """Domain -> how the names of its operators' cases begin."""
 
 
+MORE = ("beta", "bias")
+"""Optional tensors that make other operators of a case."""
+
+
 @cache
 def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str, Any]]]:
     """Name -> operator, inputs (in float32), outputs, attributes. Two names are of one operator in two domains."""
@@ -65,8 +70,15 @@ def cases() -> dict[str, tuple[str, dict[str, Array | None], list[str], dict[str
     nodes = {DOMAINS[operator.domain] + operator.name: operator.node(rows) for operator in operators()}
     gelu, gelu_inputs, gelu_outputs, _ = nodes["BiasSplitGelu"]
     [turned] = [operator for operator in operators() if operator.name == "RotaryEmbedding"]
+    [modulated] = [operator for operator in operators() if operator.kernels == "modulated_norm"]
+    [split] = [operator for operator in operators() if operator.kernels == "split_gate"]
+    forms = [
+        *(modulated.node(replace(rows, optional=frozenset(form))) for form in product(("sum", ""), ("", *MORE))),
+        *(split.node(replace(rows, optional=frozenset(form))) for form in ((), MORE)),
+    ]
     return {
         **nodes,
+        **{f"sdort {form[0]}": form for form in forms},
         "sdort BiasSplitGelu": (gelu, gelu_inputs, gelu_outputs, {"domain": "sdort"}),
         "GroupNorm": ("GroupNorm", {"X": image, **weights}, ["Y"], norm),
         "SkipGroupNorm": (

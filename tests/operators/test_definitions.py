@@ -144,10 +144,24 @@ def split(x: Array, heads: int) -> Array:
 
 GROUPS = {"gamma": (12,), "beta": (12,)}
 IMAGE, ROWS = (2, 3, 5, 12), (2, 5, 12)
+MODULATED = (
+    *(f"sdort.{how}ModulatedLayerNormalization" for how in ("", "Twice", "Gated", "GatedTwice")),
+    "sdort.ModulatedRMSNormalization", "sdort.GatedModulatedRMSNormalization",
+)  # fmt: skip
+SPLIT = ("SplitFastGelu", "SplitSilu")
 
 
 def forms() -> list[Form]:
-    return [*elementwise(), *row_norms(), *rotary(), *group_norms(), *convolutions(), *products(), *attentions()]
+    return [
+        *elementwise(),
+        *row_norms(),
+        *modulated_norms(),
+        *rotary(),
+        *group_norms(),
+        *convolutions(),
+        *products(),
+        *attentions(),
+    ]
 
 
 def elementwise() -> list[Form]:
@@ -156,6 +170,10 @@ def elementwise() -> list[Form]:
     def geglu(a: Inputs) -> dict[str, Array]:
         left, right = np.split(a["X"] + a["bias"], 2, -1)
         return {"Y": left * erf_gelu(right)}
+
+    def split(a: Inputs, activation: Callable[[Array], Array]) -> dict[str, Array]:
+        left, right = np.split(a["X"], 2, -1)
+        return {"Y": left * activation(right)}
 
     sums = {"X": ROWS, "bias": (12,), "skip": ROWS}
     return [
@@ -167,6 +185,8 @@ def elementwise() -> list[Form]:
         Form("com.microsoft.QuickGelu", {"X": ROWS}, lambda a: {"Y": a["X"] * sigmoid(0.7 * a["X"])}, {"alpha": 0.7}),
         Form("com.microsoft.BiasSplitGelu", halves, geglu, operations=10),
         Form("sdort.BiasSplitGelu", halves, geglu, operations=10),
+        Form("sdort.SplitSilu", {"X": (2, 5, 16)}, lambda a: split(a, lambda x: x * sigmoid(x)), operations=6),
+        Form("sdort.SplitFastGelu", {"X": (2, 5, 16)}, lambda a: split(a, tanh_gelu), operations=10),
         Form("com.microsoft.BiasAdd", sums, lambda a: {"Y": a["X"] + a["bias"] + a["skip"]}, operations=2),
     ]  # fmt: skip
 
@@ -208,6 +228,47 @@ def row_norms() -> list[Form]:
 
     inputs = {"X": ROWS, **GROUPS, "bias": (12,)}
     return [*found, Form("sdort.BiasLayerNormalization", inputs, biased, {"epsilon": 0.25}, operations=9)]
+
+
+def modulated_norms() -> list[Form]:
+    image = (2, 1, 12)
+    once = {"scale": image, "shift": image}
+    twice = {**once, "scale2": image, "shift2": image}
+    gated = {"X": ROWS, "branch": ROWS, "bias": (12,), "gate": image}
+
+    def total(a: Inputs) -> Array:
+        return a["X"] + a["gate"] * (a["branch"] + a["bias"]) if "gate" in a else a["X"]
+
+    def root(x: Array, epsilon: float) -> Array:
+        return np.asarray(x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon))
+
+    found = [Form("sdort.GatedSum", gated, lambda a: {"Y": total(a)}, operations=3)]
+    for more in ({}, {"epsilon": 0.25}):
+        epsilon, small = more.get("epsilon", 1e-6), more.get("epsilon", 1e-5)
+
+        def layer(a: Inputs, epsilon: float = epsilon) -> dict[str, Array]:
+            normal = row_norm(total(a), epsilon)[0]
+            outputs = {"Y": normal * a["scale"] + a["shift"]}
+            outputs |= {"sum": total(a)} if "gate" in a else {}
+            return outputs | ({"Y2": normal * a["scale2"] + a["shift2"]} if "scale2" in a else {})
+
+        def simple(a: Inputs, epsilon: float = small) -> dict[str, Array]:
+            return {"Y": root(a["X"], epsilon) * a["weight"] * a["scale"]}
+
+        def gated_simple(a: Inputs, epsilon: float = small) -> dict[str, Array]:
+            sum_ = a["X"] + a["gate"] * root(a["branch"], 0.5) * a["factor"]
+            return {"Y": root(sum_, epsilon) * a["weight"] * a["scale"], "sum": sum_}
+
+        inputs = {"X": ROWS, "branch": ROWS, "factor": (12,), "gate": image, "weight": (12,), "scale": image}
+        found += [
+            Form("sdort.ModulatedLayerNormalization", {"X": ROWS, **once}, layer, more, 9),
+            Form("sdort.TwiceModulatedLayerNormalization", {"X": ROWS, **twice}, layer, more, 11),
+            Form("sdort.GatedModulatedLayerNormalization", {**gated, **once}, layer, more, 12),
+            Form("sdort.GatedTwiceModulatedLayerNormalization", {**gated, **twice}, layer, more, 14),
+            Form("sdort.ModulatedRMSNormalization", {"X": ROWS, "weight": (12,), "scale": image}, simple, more, 6),
+            Form("sdort.GatedModulatedRMSNormalization", inputs, gated_simple, {**more, "branch_epsilon": 0.5}, 13),
+        ]
+    return found
 
 
 def turned(x: Array, cos: Array, sin: Array, neighbours: bool) -> Array:
@@ -589,6 +650,8 @@ TAKEN: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
     ),
     ("com.microsoft.BiasAdd", {}, {}, {"rocm", "cuda"}),
     ("sdort.BiasLayerNormalization", {}, {}, {"rocm", "cuda"}),
+    *((name, {}, {}, {"rocm", "cuda"}) for name in (*MODULATED, "sdort.GatedSum")),
+    *((f"sdort.{name}", {}, {}, {"rocm", "cuda"}) for name in SPLIT),
     ("sdort.RotaryEmbedding", {}, {}, {"rocm"}),
     ("sdort.RMSNormRotaryEmbedding", {}, {}, {"rocm", "cuda"}),
     *((f"com.microsoft.{name}", {}, {}, set()) for name in ("FusedConv", "NhwcFusedConv", "FusedMatMul")),
@@ -729,12 +792,12 @@ def test_operators_of_one_kind() -> None:
         "NORMALIZATION": {
             "BiasGroupNorm", "BiasLayerNormalization", "GroupNorm", "RMSNormRotaryEmbedding",
             "SimplifiedLayerNormalization", "SkipGroupNorm",
-            "SkipLayerNormalization", "SkipSimplifiedLayerNormalization",
+            "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", *(name[6:] for name in MODULATED),
         },
         "CONVOLUTION": {"FusedConv", "NhwcConv", "NhwcFusedConv"},
         "PRODUCT": {"FusedMatMul"},
-        "ACTIVATION": {"BiasGelu", "BiasSplitGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding"},
-        "SUM": {"BiasAdd", "InterleavePhases"},
+        "ACTIVATION": {"BiasGelu", "BiasSplitGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding", *SPLIT},
+        "SUM": {"BiasAdd", "GatedSum", "InterleavePhases"},
     }  # fmt: skip
 
 
@@ -746,6 +809,7 @@ def test_what_reads_float32_adds_up_and_scales() -> None:
     assert {each.qualified_name for each in every if each.additive} == {
         "com.microsoft.BiasAdd", "com.microsoft.SkipGroupNorm", "com.microsoft.SkipLayerNormalization",
         "com.microsoft.SkipSimplifiedLayerNormalization", "sdort.BiasGroupNorm", "sdort.BiasLayerNormalization",
+        "sdort.GatedSum", *(name for name in MODULATED if "Gated" in name),
     }  # fmt: skip
     assert {each.qualified_name: each.factors for each in every if each.factors} == {
         "com.microsoft.Attention": ("weights",), "com.microsoft.FusedConv": ("W",),
@@ -754,6 +818,7 @@ def test_what_reads_float32_adds_up_and_scales() -> None:
         "com.microsoft.SimplifiedLayerNormalization": ("scale",),
         "com.microsoft.SkipSimplifiedLayerNormalization": ("gamma",),
         "sdort.RMSNormRotaryEmbedding": ("scale",),
+        **{name: ("weight",) * ("RMS" in name) + ("scale",) for name in MODULATED},
     }  # fmt: skip
 
 

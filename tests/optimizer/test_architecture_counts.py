@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import onnx
 import onnx_graphsurgeon as gs
 import pytest
 from support.small_graphs import load
@@ -19,6 +21,10 @@ from sdort.optimizer.expected import Expectation, architecture, check_expected, 
 from sdort.passes.expand import STEP_NAME as EXPAND
 from sdort.rewrite.apply import Outcome
 
+T5: dict[str, Any] = {
+    "architectures": ["T5EncoderModel"], "model_type": "t5", "d_model": 8, "d_kv": 4, "d_ff": 16, "num_layers": 2,
+    "num_heads": 2, "vocab_size": 16, "feed_forward_proj": "gated-gelu",
+}  # fmt: skip
 UNET: dict[str, Any] = {
     "block_out_channels": [32, 64, 64],
     "layers_per_block": [1, 2, 3],
@@ -196,6 +202,9 @@ def test_what_is_unknown_of_an_architecture_is_said(component: str, config: dict
 
 KERNELS = ("Attention", "Gelu", "NhwcConv", "GroupNorm", "BiasSplitGelu", "QuickGelu")
 NORMS = ("GroupNorm", "SkipGroupNorm", "BiasGroupNorm")
+MODULATED = tuple(f"{how}ModulatedLayerNormalization" for how in ("", "Twice", "Gated", "GatedTwice"))
+RMS = ("ModulatedRMSNormalization", *["GatedModulatedRMSNormalization"] * 2)
+"""The last one has two norms."""
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -210,19 +219,19 @@ def test_each_kernel_of_a_target_decides_over_its_own_operators(kernel: str) -> 
         }
 
     every = (("attention_self", "attention_cross"), ("MultiHeadAttention", "Softmax"), False, ())
-    gelus = (("geglu", "gelu"), ("Erf", "BiasGelu", "FastGelu"), False, ())
+    gelus = (("geglu", "gelu"), ("Erf", "BiasGelu", "FastGelu", "SplitFastGelu"), False, ())
     none = {
         "attention": every,
         "layer_norm": (
             ("layer_norm",),
-            ("LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization"),
+            ("LayerNormalization", "SkipLayerNormalization", "BiasLayerNormalization", *MODULATED),
             False,
             (),
         ),
         "skip_layer_norm": (("skip_layer_norm",), ("SkipLayerNormalization",), True, ()),
         "rms_norm": (
             ("rms_norm",),
-            ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"),
+            ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormRotaryEmbedding", *RMS),
             False,
             (),
         ),
@@ -234,7 +243,7 @@ def test_each_kernel_of_a_target_decides_over_its_own_operators(kernel: str) -> 
     split = {"geglu": (("geglu",), ("BiasSplitGelu",), False, ()), "gelu": (("gelu",), *gelus[1:])}
     changes: dict[str, dict[str, tuple[Any, ...]]] = {
         "Attention": {"attention": (every[0], ("MultiHeadAttention", "Attention"), False, ())},
-        "Gelu": {"geglu": (gelus[0], ("Gelu", "BiasGelu", "FastGelu"), False, ())},
+        "Gelu": {"geglu": (gelus[0], ("Gelu", "BiasGelu", "FastGelu", "SplitFastGelu"), False, ())},
         "NhwcConv": {"conv": (("conv",), ("NhwcConv",), False, ())},
         "GroupNorm": {
             "group_norm": (("group_norm",), NORMS, False, ()),
@@ -246,7 +255,37 @@ def test_each_kernel_of_a_target_decides_over_its_own_operators(kernel: str) -> 
     assert forms(set()) == none
     assert forms({kernel}) == none | changes[kernel]
     if kernel == "BiasSplitGelu":
-        assert forms({kernel, "Gelu"})["gelu"] == (("gelu",), ("Gelu", "BiasGelu", "FastGelu"), False, ())
+        assert forms({kernel, "Gelu"})["gelu"] == (("gelu",), ("Gelu", *gelus[1][1:]), False, ())
+
+
+def test_own_operators_stand_for_as_many_parts_as_they_have() -> None:
+    """A norm that is modulated twice, gated sums with a norm and without one, halves that are multiplied."""
+    names = [*MODULATED, *RMS[:2], "GatedSum", "SplitSilu", "SplitFastGelu"]
+    inputs = ", ".join(f"float x{index}" for index in range(len(names)))
+    outputs = ", ".join(f"float y{index}" for index in range(len(names)))
+    nodes = "  ".join(f"y{index} = sdort.{name} (x{index})" for index, name in enumerate(names))
+    graph = gs.import_onnx(onnx.parser.parse_model(
+        f'<ir_version: 10, opset_import: ["": 18, "sdort": 1]> g ({inputs}) => ({outputs}) {{ {nodes} }}'
+    ))  # fmt: skip
+    counted = {name: Expectation(name, form.operators, 0).count_in(graph) for name, form in expected.OWN.items()}
+    assert counted == {"modulation": 8, "gated_sum": 4, "swiglu": 1, "gated_gelu": 1}
+    assert Expectation("rms", expected.NORMS["rms_norm"].operators, 3).miss(graph) is None
+    standard = "LayerNormalization+SkipLayerNormalization+BiasLayerNormalization"
+    miss = f"layer: expected 5 {standard}+{'+'.join(MODULATED)}, found 4"
+    assert Expectation("layer", expected.NORMS["layer_norm"].operators, 5).miss(graph) == miss
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_component_is_held_to_its_own_operators_where_they_are_used(own: bool, tmp_path: Path) -> None:
+    """T5's gated Gelus, whatever a target declined of the rest."""
+    config = tmp_path / "config.json"
+    config.write_text(json.dumps(T5))
+    model = load("g (float[2, 3] x) => (float[2, 3] y) { y = Relu (x) }")
+    model.component = "text_encoder"
+    report = ComponentReport("text_encoder", operators_raised={"Attention": 2, "RMSNormalization": 5, "Gelu": 2})
+    report.fusions["multi_head_attention"] = Outcome("multi_head_attention", declined={"no mask": 1})
+    wanted = ["gated_gelu: expected 2 SplitFastGelu, found 0"] if own else []
+    assert config_misses(model, config, "rocm", report, own) == wanted
 
 
 @pytest.mark.parametrize("declines", ["nothing", "an expansion", "a fusion"])

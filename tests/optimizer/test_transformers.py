@@ -23,14 +23,17 @@ from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
+from sdort.optimizer.expected import NORMS, OWN, Expectation
 from sdort.providers import load_target
 
 Array = np.ndarray[Any, Any]
 TARGETS = ("rocm", "cuda", "cpu", "migraphx")
+OWNERS = ("rocm", "cuda")
+"""Those that sdort's own operators run on."""
 HALVES = ("rocm", "migraphx")
 """Targets in fp16: one without a rotary embedding, and one whose root mean square norms stay fp32."""
 ROTARY_KERNELS = ("cuda", "cpu", "migraphx")
-SINGLE, HALF = 5e-5, 4e-3
+SINGLE, HALF, OWN_HALF = 5e-5, 4e-3, 2e-3
 """Largest root mean square error, relative to the standard deviation of torch's output."""
 
 SHORT: dict[str, tuple[dict[str, int], int, bool]] = {
@@ -41,14 +44,14 @@ SHORT: dict[str, tuple[dict[str, int], int, bool]] = {
     "qwen3": ({"layers": 2}, 23, True),
 }
 """Depth, opset, and whether sizes are dynamic."""
-DEEP: dict[str, tuple[dict[str, int], str]] = {
-    "sd35_medium": ({"blocks": 24, "dual": 13}, "cuda"),
-    "flux": ({"double": 19, "single": 38}, "migraphx"),
-    "z_image": ({"blocks": 30, "refiners": 2}, "rocm"),
-    "t5": ({"layers": 24}, "cpu"),
-    "qwen3": ({"layers": 36}, "cpu"),
+DEEP: dict[str, tuple[dict[str, int], str, bool]] = {
+    "sd35_medium": ({"blocks": 24, "dual": 13}, "cuda", True),
+    "flux": ({"double": 19, "single": 38}, "rocm", True),
+    "z_image": ({"blocks": 30, "refiners": 2}, "migraphx", False),
+    "t5": ({"layers": 24}, "cpu", False),
+    "qwen3": ({"layers": 36}, "cpu", False),
 }
-"""True depth, and the target that it is taken to."""
+"""True depth, the target that it is taken to, and whether sdort's own operators are used."""
 
 
 def expected(family: str, depth: dict[str, int]) -> dict[str, int]:
@@ -72,6 +75,23 @@ def expected(family: str, depth: dict[str, int]) -> dict[str, int]:
     return {"attention": layers, "rms": 4 * layers, "rotary": 2 * layers}
 
 
+def expected_own(family: str, depth: dict[str, int]) -> dict[str, int]:
+    """What sdort's own operators stand for, by the family's config: modulations, gated sums, gated halves."""
+    if family == "sd35_medium":
+        blocks, dual = depth["blocks"], depth["dual"]
+        return {"modulation": 4 * blocks + dual, "gated_sum": 4 * blocks - 2 + dual}
+    if family == "flux":
+        double, single = depth["double"], depth["single"]
+        return {"modulation": 4 * double + single + 1, "gated_sum": 4 * double + single}
+    if family == "z_image":
+        # Of the refiners, those of the image are modulated.
+        blocks, refiners = depth["blocks"], depth["refiners"]
+        return {
+            "modulation": 2 * (blocks + refiners), "gated_sum": 2 * (blocks + refiners), "swiglu": blocks + 2 * refiners
+        }  # fmt: skip
+    return {"gated_gelu": depth["layers"]} if family == "t5" else {"swiglu": depth["layers"] - 1}
+
+
 KINDS = {
     "attention": ("com.microsoft.MultiHeadAttention", "Softmax"),
     "rms": ("com.microsoft.SimplifiedLayerNormalization", "com.microsoft.SkipSimplifiedLayerNormalization"),
@@ -93,10 +113,23 @@ def check_counts(report: ComponentReport, family: str, depth: dict[str, int], ta
     assert "attention" not in kinds or family in ("t5", "qwen3")
 
 
-def error(made: Traceable, wanted: Array, source: Path, target: str, fp16: bool) -> tuple[float, ComponentReport]:
+def check_own_counts(path: Path, report: ComponentReport, family: str, depth: dict[str, int]) -> None:
+    """Of the graph that was written, all norms but Z-Image's last one, which has a scale and no shift, among them."""
+    graph = load_model(path, "model", None).graph
+    forms = {**{name: OWN[name] for name in OWN}, "rms": NORMS["rms_norm"], "layer": NORMS["layer_norm"]}
+    counts = {name: Expectation(name, form.operators, 0).count_in(graph) for name, form in forms.items()}
+    norms = {kind: number for kind, number in expected(family, depth).items() if kind in ("rms", "layer")}
+    wanted = {**norms, **expected_own(family, depth)}
+    assert {name: number for name, number in counts.items() if number} == wanted
+    assert {row.kind for row in report.remaining} <= {"attention"}
+
+
+def error(
+    made: Traceable, wanted: Array, source: Path, target: str, fp16: bool, own: bool = False
+) -> tuple[float, ComponentReport]:
     """The result's root mean square error, relative to the standard deviation of what is wanted."""
     model = load_model(source, "model", None)
-    report = optimize_model(model, OptimizeOptions(load_target(target), fp16=fp16))
+    report = optimize_model(model, OptimizeOptions(load_target(target), fp16=fp16, sdort_ops=own))
     path = source.parent / f"{target}.onnx"
     save_model(model, path)
     if fp16:  # as a GPU computes it: every result is rounded
@@ -136,6 +169,16 @@ def test_every_target_computes_what_torch_does(short: Any, target: str) -> None:
             assert report.nodes_after < report.nodes_before
 
 
+@pytest.mark.parametrize(("target", "fp16"), [("rocm", True), ("cuda", False)])
+def test_own_operators_take_in_what_modulates_and_gates(short: Any, target: str, fp16: bool) -> None:
+    family, made, wanted, path = short
+    depth, _, _ = SHORT[family]
+    found, report = error(made, wanted, path, target, fp16, own=True)
+    assert found <= (OWN_HALF if fp16 else SINGLE)
+    check_own_counts(path.parent / f"{target}.onnx", report, family, depth)
+    assert report.nodes_after < report.nodes_before
+
+
 OTHER_SIZES: dict[str, dict[str, tuple[int, ...]]] = {
     "t5": {"input_ids": (3, 13)}, "qwen3": {"input_ids": (3, 13), "attention_mask": (3, 13)},
 }  # fmt: skip
@@ -155,20 +198,29 @@ def test_other_sizes_than_were_traced(short: Any, target: str) -> None:
     assert found <= SINGLE
 
 
-CASES = [(family, target, fp16) for family in DEEP for target in TARGETS for fp16 in (False, True)]
+CASES = [
+    (family, target, fp16, own)
+    for family in DEEP
+    for target in TARGETS
+    for fp16 in (False, True)
+    for own in ((False, True) if target in OWNERS else (False,))
+]
 if os.environ.get("TRUE_DEPTH") != "all":
-    CASES = [(family, target, False) for family, (_, target) in DEEP.items()]
+    CASES = [(family, target, False, own) for family, (_, target, own) in DEEP.items()]
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("family", "target", "fp16"), CASES)
-def test_every_block_of_the_true_depth_fuses(family: str, target: str, fp16: bool, tmp_path: Path) -> None:
-    depth, _ = DEEP[family]
+@pytest.mark.parametrize(("family", "target", "fp16", "own"), CASES)
+def test_every_block_of_the_true_depth_fuses(family: str, target: str, fp16: bool, own: bool, tmp_path: Path) -> None:
+    depth, _, _ = DEEP[family]
     made = built(family, **depth)
     write(made, tmp_path / "model.onnx", 17, script=True)
-    found, report = error(made, made.expected(), tmp_path / "model.onnx", target, fp16)
+    found, report = error(made, made.expected(), tmp_path / "model.onnx", target, fp16, own)
     assert found <= (HALF if fp16 else SINGLE)
-    check_counts(report, family, depth, target)
+    if own:
+        check_own_counts(tmp_path / f"{target}.onnx", report, family, depth)
+    else:
+        check_counts(report, family, depth, target)
     assert report.nodes_after < report.nodes_before / 2
 
 
@@ -181,9 +233,9 @@ STREAMS = {
 """Depth, the weights that write to the residual stream, how much larger they are made, and the norm at its end."""
 
 
-@pytest.mark.parametrize("target", HALVES)
+@pytest.mark.parametrize(("target", "own"), [("rocm", True), *((target, False) for target in HALVES)])
 @pytest.mark.parametrize("family", STREAMS)
-def test_a_stream_that_passes_fp16_is_computed(family: str, target: str, tmp_path: Path) -> None:
+def test_a_stream_that_passes_fp16_is_computed(family: str, target: str, own: bool, tmp_path: Path) -> None:
     """As those of T5-XXL, Z-Image and Flux do: each weight fits, and the sum of what they write does not."""
     depth, writers, factor, norm = STREAMS[family]
     made = built(family, **depth)
@@ -199,5 +251,5 @@ def test_a_stream_that_passes_fp16_is_computed(family: str, target: str, tmp_pat
     assert np.abs(states[0]).max() > 65504
     assert max(float(each.detach().abs().max()) for each in made.module.parameters()) < 65504
     write(made, tmp_path / "model.onnx", 17, script=True)
-    found, _ = error(made, wanted, tmp_path / "model.onnx", target, True)
+    found, _ = error(made, wanted, tmp_path / "model.onnx", target, True, own)
     assert found <= 1e-2

@@ -106,6 +106,21 @@ def test_a_target_without_zeros_means_the_same_whatever_allowzero_says(
     assert attributes(editor, "Reshape") == left
 
 
+@pytest.mark.parametrize(
+    ("scale", "shift", "inputs"),
+    [("1, 1, 1, 1", "0, 0, 0, 0", 2), ("1, 1, 1, 2", "0, 0, 0, 0", 3), ("1, 1, 1, 1", "0, 0, 0, 1", 3)],
+)
+def test_a_layer_norm_of_ones_and_zeros_has_no_affine(scale: str, shift: str, inputs: int) -> None:
+    text = f"""
+    g (float[B, 4] x) => (float[B, 4] y) <float[4] w = {{{scale}}}, float[4] b = {{{shift}}}> {{
+        y = LayerNormalization <axis = -1> (x, w, b)
+    }}"""
+    check_step(text, run_simplify, SIZES)
+    editor = edit(text)
+    assert run_simplify(editor) == (inputs == 2)
+    assert len(editor.graph.nodes[0].inputs) == inputs
+
+
 def test_cast_like_is_a_cast() -> None:
     text = "g (float[B] x, int64[H] i) => (float[H] y) { c = CastLike (i, x)  y = Neg (c) }"
     assert check_step(text, run_simplify, SIZES) == {"Cast": 1, "Neg": 1}

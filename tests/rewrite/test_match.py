@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import numpy as np
@@ -376,8 +377,36 @@ def test_broken_patterns_are_refused(text: str) -> None:
         check_connected(parse_pattern(text))
 
 
+TWICE = "g (float[] x, float[] b, float[] c) => (float[] y, float[] z) { n = Neg (x)  y = Add (n, b)  z = Mul (n, c) }"
+
+
+@pytest.mark.parametrize(
+    ("nodes", "found"),
+    [
+        ("n = Neg (x)  y = Add (b, n)  z = Mul (c, n)", True),
+        ("n = Neg (x)  z = Mul (n, c)  y = Add (n, b)", True),
+        ("n = Neg (x)  y = Add (n, b)  z = Sub (n, c)", False),  # another operator
+        ("n = Neg (x)  y = Add (n, b)  z = Mul (y, c)", False),  # nothing else reads n
+        ("n = Neg (x)  y = Add (n, b)  z = Mul (n, c)  w = Abs (n)", False),  # a third reader
+    ],
+)
+def test_a_pattern_goes_on_to_other_readers_of_what_it_found(nodes: str, found: bool) -> None:
+    more = ", float[2] w" if "w =" in nodes else ""
+    editor = edit(f"g (float[2] x, float[2] b, float[2] c) => (float[2] y, float[2] z{more}) {{ {nodes} }}")
+    root = next(node for node in editor.graph.nodes if node.op == "Add")
+    progress = Progress()
+    pattern = parse_pattern(TWICE)
+    check_connected(pattern)
+    match = find(editor, pattern, root, progress)
+    assert (match is not None) is found
+    if match is not None:
+        assert [match[name].name for name in ("x", "b", "c", "y", "z")] == ["x", "b", "c", "y", "z"]
+    else:
+        assert re.match("expected Mul (after 'n'|-> 'z', found Sub)|'n' is also read by Abs", progress.reason)
+
+
 def test_a_node_out_of_reach_is_refused() -> None:
-    pattern = parse_pattern("g (float x) => (float y) { y = Neg (x)  z = Relu (y) }")
+    pattern = parse_pattern("g (float x) => (float y) { y = Neg (x)  z = Relu (x) }")
     with pytest.raises(ValueError, match=r"Relu -> \('z',\) cannot be reached from 'y'"):
         check_connected(pattern)
 

@@ -155,6 +155,21 @@ def test_constants_that_a_match_reads_are_cast_with_it() -> None:
     assert [editor.dtype(t) for t in mul.inputs] == [np.float32] * 2
 
 
+GATED = """
+g (float[2, C] x, float[2, C] by) => (float[2, C] y, float[2, C] n) {{ n = {op} (x)  y = Mul (n, by) }}"""
+
+
+@pytest.mark.parametrize(("by", "circular"), [("s = Sin (n)", True), ("s = Sin (t)", False)])
+def test_what_is_computed_from_one_output_is_not_read_for_another(by: str, circular: bool) -> None:
+    editor = edit(f"g (float[2, 8] t) => (float[2, 8] r, float[2, 8] n) {{ n = Neg (t)  {by}  r = Mul (n, s) }}")
+    before, after = parse_pattern(GATED.format(op="Neg")), parse_pattern(GATED.format(op="Abs"))
+    match = find(editor, before, editor.graph.outputs[0].inputs[0], Progress())
+    assert match is not None
+    refusal = substitute(editor, before, after, match, {}, None)
+    assert str(refusal) == ("the result would need what it replaces (by)" if circular else "None")
+    editor.finish()
+
+
 CIRCLE = "g (float[2, C] x, int64[] s) => (float[] y) {{ n = {op} (x)  y = Reshape (n, s) }}"
 
 
@@ -277,6 +292,14 @@ def test_optional_outputs_that_nobody_reads_go(read: str, names: list[str], by: 
                 editor.graph.outputs.append(tensor)
     _trim(editor, node)
     assert [t.name for t in node.outputs] == names
+
+
+def test_a_call_of_a_function_has_all_of_its_outputs() -> None:
+    """ONNX Runtime refuses one with fewer; those that nobody reads lose their names alone."""
+    editor = edit("g (float[2, 3] t) => (float[2, 3] r) { r = Neg (t) }")
+    node = gs.Node("Many", "many", {}, [editor.graph.inputs[0]], [gs.Variable(n) for n in "yab"], domain="sdort")
+    _trim(editor, node)
+    assert [t.name for t in node.outputs] == ["y", "", ""]
 
 
 def test_nodes_that_no_output_needs_are_cut_off() -> None:
