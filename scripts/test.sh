@@ -23,8 +23,8 @@ export OMP_NUM_THREADS=1
 unset PYTHONDONTWRITEBYTECODE
 
 tests=()
-# A test that hangs is a failure with the stacks of its threads, and the others go on: the longest takes a minute.
-options=(--durations=10 -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true)
+# A test that hangs ends its process after printing the stacks of all threads: the longest takes a minute.
+options=(--durations=10 -o faulthandler_timeout=200 -o faulthandler_exit_on_timeout=true)
 if [ "${1:-}" = "--changed" ]; then
     shift
     changed=$(python tests/support/changed_tests.py "$@")
@@ -45,6 +45,15 @@ if [ ${#tests[@]} -eq 0 ]; then # one after the other would wait for it
     python -c 'import sys; sys.path.insert(0, "tests"); from support import native; print("custom operators:", native.build_folder())'
 fi
 failed=0
-python -m pytest -n "$((cores + 1))" --dist worksteal "${options[@]}" "${tests[@]}" || failed=$?
+log=$(mktemp)
+python -m pytest -n "$((cores + 1))" --dist worksteal "${options[@]}" "${tests[@]}" | tee "$log" || failed=$?
+mapfile -t ended < <(sed -n "s/^worker 'gw[0-9]*' crashed while running '\(.*\)'$/\1/p" "$log")
+if [ "$failed" = 1 ] && [ ${#ended[@]} -gt 0 ] && [ ${#ended[@]} -le 2 ] &&
+    [ ${#ended[@]} -eq "$(grep -cE '^(FAILED|ERROR) ' "$log")" ]; then
+    echo "==> once more, alone, since their processes ended without an answer (see the stacks above): ${ended[*]}"
+    failed=0
+    python -m pytest -rA "${options[@]}" "${ended[@]}" || failed=$?
+fi
+rm -f "$log"
 wait "$mypy" || { failed=$? && echo "mypy failed, see above" >&2; }
 exit "$failed"

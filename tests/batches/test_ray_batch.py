@@ -113,7 +113,9 @@ def test_a_killed_driver_takes_its_ray_along_and_the_folder_goes_on(
     words = [sys.executable, "-m", "sdort", "batch", tiny.onnx, "--prompts", path, "--out", out, "--provider", "cpu"]
     words += ["--steps", "1", "--guidance-scale", "1.5", "--size", "64x64", "--workers", "1", "--ray"]
     driver = subprocess.Popen([*map(str, words)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    end = time.monotonic() + 120
     while driver.poll() is None and not ((out / IMAGES).exists() and (out / IMAGES).stat().st_size):
+        assert time.monotonic() < end
         time.sleep(0.005)
     # Ray's agents look for their parent every few seconds, and are not waited for.
     started = [each for each in psutil.Process(driver.pid).children(recursive=True) if "Agent" not in each.name()]

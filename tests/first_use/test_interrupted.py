@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import time
@@ -57,6 +58,8 @@ def in_a_child(work: Callable[[], object]) -> int:
     child = os.fork()
     if not child:
         try:
+            # A fork of many threads may find a lock that nobody gives back.
+            faulthandler.dump_traceback_later(60, exit=True, file=2)
             work()
             os._exit(0)
         finally:
@@ -141,7 +144,8 @@ def test_another_process_is_waited_for(
     file = tmp_path / "one.safetensors"
     file.write_bytes(b"one")
     child = in_a_child(lambda: optimized_model(file, MAKING))
-    os.read(heard, 1)
+    os.close(told)
+    assert os.read(heard, 1) == b"."  # nothing of a child that ended
     assert [entry.in_use for entry in sdort.list_cache(["models"]).entries] == [True] * 3
     folder = optimized_model(file, MAKING)
     os.waitpid(child, 0)
@@ -149,8 +153,7 @@ def test_another_process_is_waited_for(
     assert len(made.requests) == dies
     assert (folder / "of").read_bytes() == b"one"
     assert kept() == [folder.parent.name]
-    for end in (heard, told):
-        os.close(end)
+    os.close(heard)
 
 
 def test_a_cache_that_cannot_be_written_is_told(

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import faulthandler
 import json
 import os
 import subprocess
@@ -100,6 +101,7 @@ def _library() -> Any:
 def _child(root: str, args: list[str], at: int, error: int, how: int, answer: int, said: int) -> None:
     os.dup2(said, 1)
     os.dup2(said, 2)
+    faulthandler.dump_traceback_later(100, exit=True, file=2)
     os.environ.update(XDG_CACHE_HOME=f"{root}/cache", HOME=root, TMPDIR=f"{root}/tmp", HF_HUB_OFFLINE="1")
     os.chdir(root)
     import tempfile
