@@ -150,6 +150,8 @@ TRANSFORMER = record(
         "pos_embed_max_size": whole(1, 4096),  # published: up to 384; its table has the square of it
         "dual_attention_layers": NULL | list_of(whole(0, 255), 0, 256),
         "qk_norm": _NAME_OR_NULL,
+        "guidance_embeds": FLAG,
+        "axes_dims_rope": list_of(_WIDTH, 1, 8),
     }
 )
 """Of denoisers that are no UNet; what its signature computes with it checks."""

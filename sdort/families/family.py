@@ -131,6 +131,12 @@ class PlainText:
     """The text before a prompt: its tokenizer's chat template, with a prompt for an answer."""
     after: str = ""
     """The text behind it."""
+    limit_of: Callable[[Config], int] | None = None
+    """The most tokens by the denoiser's config, where that tells; None for ``limit``."""
+
+    def of(self, config: Config) -> PlainText:
+        """The same with the most tokens of a denoiser's config."""
+        return replace(self, limit=self.limit_of(config)) if self.limit_of else self
 
 
 @dataclass(frozen=True)
@@ -222,6 +228,8 @@ class Family:
     """Whether a denoiser with tensors of these shapes is of the family, where its name is one of ``tensors``."""
     index: Config = field(default_factory=dict)
     """Further entries of ``model_index.json``."""
+    schedule: Config = field(default_factory=dict)
+    """Settings of its scheduler that no config has: diffusers' pipeline gives them."""
     usual: Callable[[Config], tuple[int, float]] | None = None
     """Steps and guidance scale of a request that does not say, by its denoiser's config; None where the sampler
     tells."""

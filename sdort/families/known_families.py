@@ -49,10 +49,12 @@ def family_of(components: Collection[str], class_of: Callable[[str], str | None]
         name = class_of(given[0].denoiser.component)
         given = [family for family in given if family.denoiser.class_name == name] or given
     texts = set(TEXT_ENCODERS) & set(components)
-    nearest = min(
-        given or FAMILIES.values(), key=lambda family: len(texts ^ {each.component for each in family.encoders})
-    )
-    return nearest.of(components)
+    first = next(iter(FAMILIES.values())).denoiser
+
+    def distance(family: Family) -> tuple[int, bool]:
+        return len(texts ^ {each.component for each in family.encoders}), family.denoiser is not first
+
+    return min(given or FAMILIES.values(), key=distance).of(components)
 
 
 def family_of_class(pipeline: str) -> Family | None:

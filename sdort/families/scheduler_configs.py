@@ -1,5 +1,5 @@
 """Configs of schedulers: ``scheduler_config.json`` of stable-diffusion-v1-5, stabilityai/stable-diffusion-2-1,
-stable-diffusion-xl-base-1.0 and -refiner-1.0, playgroundai/playground-v2.5."""
+stable-diffusion-xl-base-1.0 and -refiner-1.0, playgroundai/playground-v2.5, FLUX.1-dev."""
 
 from __future__ import annotations
 
@@ -46,3 +46,13 @@ EDM_VAE: Config = {
 }
 FLOW: Config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
 """Of stable-diffusion-3.5-medium and -large."""
+FLOW_BY_TOKENS: Config = {
+    "_class_name": "FlowMatchEulerDiscreteScheduler",
+    "num_train_timesteps": 1000,
+    "shift": 3.0,
+    "use_dynamic_shifting": True,
+    "base_image_seq_len": 256,
+    "max_image_seq_len": 4096,
+    "base_shift": 0.5,
+    "max_shift": 1.15,
+}

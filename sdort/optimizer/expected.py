@@ -45,10 +45,10 @@ def architecture(config: Config, component: str) -> Counter[str]:
 
     Keys: ``attention_self``, ``attention_cross``, ``attention_causal`` (of the self attentions), ``group_norm``,
     ``group_norm_silu`` (of them, those followed by SiLU), ``conv``, ``layer_norm``, ``skip_layer_norm`` (of them,
-    those whose input is a residual sum), ``rms_norm``, ``geglu``, ``transformer``, ``gelu``, ``gated_gelu`` (of them,
-    those by a tangent whose product with another projection follows), ``swiglu``, ``quick_gelu``, ``modulation`` (norms
-    times a scale of each image; of one norm there may be two), ``gated_sum`` (sums with a branch times a gate of each
-    image).
+    those whose input is a residual sum), ``rms_norm``, ``rotary``, ``geglu``, ``transformer``, ``gelu``,
+    ``gated_gelu`` (of them, those by a tangent whose product with another projection follows), ``swiglu``,
+    ``quick_gelu``, ``modulation`` (norms times a scale of each image; of one norm there may be two), ``gated_sum``
+    (sums with a branch times a gate of each image).
 
     Args:
         config: the component's ``config.json``; both halves of a VAE share one.
@@ -138,6 +138,7 @@ NORMS = {
         # The last one has a norm of the branch, too.
         ("SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization", "RMSNormRotaryEmbedding", *_RMS, _RMS[1]),
     ),
+    "rotary": ExpectedForm(("rotary",), ("RotaryEmbedding", "RMSNormRotaryEmbedding"), at_least=True),
 }
 RAISED = {
     "attention": ExpectedForm(("attention_self", "attention_cross"), ("Attention",)),
@@ -145,6 +146,7 @@ RAISED = {
     "conv": ExpectedForm(("conv",), ("Conv",)),
     "layer_norm": ExpectedForm(("layer_norm",), ("LayerNormalization",)),
     "rms_norm": ExpectedForm(("rms_norm",), ("RMSNormalization",)),
+    "rotary": ExpectedForm(("rotary",), ("RotaryEmbedding",), at_least=True),
     "gelu": ExpectedForm(("geglu", "gelu"), ("Gelu",)),
 }
 """The architecture's counts in the graph before a target's fusions."""

@@ -299,11 +299,15 @@ def _split_sequence(editor: Editor, node: gs.Node) -> bool:
     picks = [editor.integer(r.inputs[1]) if r.op == "SequenceAt" else None for r in readers]
     shape, axis = editor.shape(node.inputs[0]), node.attrs.get("axis", 0)
     sizes = None if shape is None else _piece_sizes(editor, node.inputs[1], shape[axis])
-    if sizes is None or None in picks:
+    computed = 0 if sizes else _computed_sizes(editor, node.inputs[1])
+    if not (sizes or computed) or None in picks:
         return False
-    attrs = {"axis": axis, "num_outputs": len(sizes)} if len(set(sizes)) == 1 else {"axis": axis}
-    inputs = [node.inputs[0]] if "num_outputs" in attrs else [node.inputs[0], editor.ints(sizes)]
-    parts = editor.node("Split", inputs, attrs, outputs=len(sizes)).outputs
+    attrs, inputs = {"axis": axis}, list(node.inputs)
+    if sizes:
+        even = len(set(sizes)) == 1
+        attrs |= {"num_outputs": len(sizes)} if even else {}
+        inputs = [node.inputs[0]] if even else [node.inputs[0], editor.ints(sizes)]
+    parts = editor.node("Split", inputs, attrs, outputs=len(sizes) if sizes else computed).outputs
     for reader, pick in zip(readers, picks, strict=True):
         editor.replace(reader.outputs[0], parts[pick])
         _discard(reader)
@@ -330,6 +334,12 @@ def _piece_sizes(editor: Editor, split: gs.Tensor, length: Dim) -> list[int] | N
     if len(sizes) > 1:
         return sizes if sum(sizes) == length else None
     return [min(sizes[0], length - start) for start in range(0, length, sizes[0])]
+
+
+def _computed_sizes(editor: Editor, split: gs.Tensor) -> int:
+    """The number of pieces whose sizes are listed and computed; 0 where the list is a constant, or no list."""
+    shape = None if isinstance(split, gs.Constant) else editor.shape(split)
+    return shape[0] if shape and isinstance(shape[0], int) and shape[0] > 1 else 0
 
 
 def _discard(node: gs.Node) -> None:

@@ -69,7 +69,7 @@ class PipelineFolder:
         Raises:
             BadModelError: as :func:`read_scheduler_config`.
         """
-        return read_scheduler_config(self.path / "scheduler")
+        return {**self.family.schedule, **read_scheduler_config(self.path / "scheduler")}
 
     @cached_property
     def family(self) -> Family:

@@ -210,7 +210,8 @@ def flow_scheduler(class_name: str, additions: Mapping[str, Any], config: Mappin
         check_flow_spacing(flow_class, str(additions["timestep_spacing"]))
     shift = config.get("shift", config.get("flow_shift", 1.0))
     if alone:
-        return flow_class, {"timestep_spacing": "linspace", **additions, "shift": shift}
+        spacing = config.get("timestep_spacing", "linspace") if _is_alone(config) else "linspace"
+        return flow_class, {"timestep_spacing": spacing, **additions, "shift": shift}
     prediction = FLOW if _is_alone(config) else predicts
     return flow_class, {**additions, "use_flow_sigmas": True, "prediction_type": prediction, "flow_shift": shift}
 

@@ -461,6 +461,16 @@ def test_what_a_config_cannot_do_without() -> None:
         "CLIPTextModel": text,
         "CLIPTextModelWithProjection": text,
         "T5EncoderModel": {"d_model", "d_kv", "d_ff", "num_layers", "num_heads", "feed_forward_proj", "vocab_size"},
+        "FluxTransformer2DModel": {
+            "in_channels",
+            "num_layers",
+            "num_single_layers",
+            "num_attention_heads",
+            "attention_head_dim",
+            "joint_attention_dim",
+            "pooled_projection_dim",
+            "guidance_embeds",
+        },
         "SD3Transformer2DModel": {
             "in_channels",
             "num_layers",

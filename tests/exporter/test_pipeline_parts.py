@@ -25,7 +25,7 @@ EXPORTED = {
     "text_encoder": {"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"},
     "text_encoder_2": {"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"},
     "text_encoder_3": {"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"},
-    "transformer": {"SD3Transformer2DModel"},
+    "transformer": {"FluxTransformer2DModel", "SD3Transformer2DModel"},
     "controlnet": {"ControlNetModel"},
     "adapter": {"T2IAdapter"},
 }
@@ -108,7 +108,7 @@ def test_every_pipeline_of_diffusers_is_exported_whole_or_refused_by_name(tmp_pa
     usual = {"StableDiffusionPipeline", "StableDiffusionXLPipeline", "StableDiffusionInpaintPipeline"}
     assert "StableDiffusion3PAGPipeline" in whole
     assert usual | {"LatentConsistencyModelPipeline", "StableDiffusionXLInpaintPipeline"} <= whole
-    assert not any(name.startswith(("Flux", "PixArt", "Kandinsky", "AnimateDiff")) for name in whole)
+    assert not any(name.startswith(("Flux2", "PixArt", "Kandinsky", "AnimateDiff")) for name in whole)
 
 
 @pytest.mark.parametrize(

@@ -9,21 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from support.published_configs import TEXT_ENCODERS
 
 import sdort
 from sdort.errors import BadModelError
 
 HEADS, SIZE = 2, 16
 WIDTH = HEADS * SIZE
-
-
-def clip(class_name: str = "CLIPTextModel") -> Any:
-    import transformers
-
-    config = {**TEXT_ENCODERS["CLIP-L"], "vocab_size": 64, "hidden_size": WIDTH, "intermediate_size": WIDTH}
-    config |= {"num_hidden_layers": 1, "num_attention_heads": HEADS, "projection_dim": WIDTH}
-    return getattr(transformers, class_name)(transformers.CLIPTextConfig(**config))
 
 
 def t5() -> Any:
@@ -43,16 +34,6 @@ def vae() -> Any:
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=16)
-
-
-def flux() -> dict[str, Any]:
-    from diffusers import FluxTransformer2DModel
-
-    transformer = FluxTransformer2DModel(
-        num_layers=1, num_single_layers=1, attention_head_dim=SIZE, num_attention_heads=HEADS, axes_dims_rope=(4, 4, 8),
-        joint_attention_dim=WIDTH, pooled_projection_dim=WIDTH,
-    )  # fmt: skip
-    return {"transformer": transformer, "text_encoder": clip(), "text_encoder_2": t5(), "vae": vae()}
 
 
 def z_image() -> dict[str, Any]:
@@ -76,7 +57,6 @@ def pixart() -> dict[str, Any]:
 
 
 PIPELINES: list[tuple[str, Callable[[], dict[str, Any]], str]] = [
-    ("FluxPipeline", flux, "transformer (FluxTransformer2DModel)"),
     ("ZImagePipeline", z_image, "transformer (ZImageTransformer2DModel) and a text_encoder (Qwen3Model)"),
     ("PixArtAlphaPipeline", pixart, "transformer (PixArtTransformer2DModel)"),
 ]

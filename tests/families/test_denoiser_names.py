@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sdort.families.data.flux import FAMILY as FLUX
 from sdort.families.data.sd1 import FAMILY as SD1
 from sdort.families.data.sdxl import FAMILY as SDXL
 from sdort.families.data.sdxl_refiner import FAMILY as REFINER
@@ -64,7 +65,8 @@ def test_families_are_known_by_components_and_by_the_pipelines_class() -> None:
     assert family_of(both) is SDXL
     assert family_of(["unet", "text_encoder_2"]) is REFINER
     for name, family in (
-        ("StableDiffusionInpaintPipeline", SD1), ("StableDiffusionXLControlNetPipeline", SDXL), ("FluxPipeline", None),
+        ("StableDiffusionInpaintPipeline", SD1), ("StableDiffusionXLControlNetPipeline", SDXL),
+        ("PixArtAlphaPipeline", None), ("FluxImg2ImgPipeline", FLUX),
     ):  # fmt: skip
         assert family_of_class(name) is family
     assert find_denoiser("unet") is find_denoiser("unet", "UNet2DConditionModel") is UNET

@@ -235,6 +235,7 @@ def test_each_kernel_of_a_target_decides_over_its_own_operators(kernel: str) -> 
             False,
             (),
         ),
+        "rotary": (("rotary",), ("RotaryEmbedding", "RMSNormRotaryEmbedding"), True, ()),
         "quick_gelu": (("quick_gelu",), ("QuickGelu",), False, ()),
         "conv": (("conv",), ("Conv",), True, ()),
         "group_norm": (("group_norm",), ("InstanceNormalization",), False, ()),

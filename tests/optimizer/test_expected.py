@@ -237,7 +237,15 @@ def test_a_lower_bound_allows_more_but_not_less() -> None:
 def test_the_raised_graph_has_the_standard_operators() -> None:
     expected = {e.name: e for e in expected_operators(build_full("sd15").config, "unet", "raised")}
     counts = {name: e.count for name, e in expected.items()}
-    assert counts == {"attention": 32, "group_norm": 61, "conv": 98, "layer_norm": 48, "rms_norm": 0, "gelu": 16}
+    assert counts == {
+        "attention": 32,
+        "group_norm": 61,
+        "conv": 98,
+        "layer_norm": 48,
+        "rms_norm": 0,
+        "rotary": 0,
+        "gelu": 16,
+    }
     assert expected["conv"].difference(98) is None
     assert expected["conv"].difference(97) == "conv: expected 98 Conv, found 97"
 

@@ -356,6 +356,20 @@ def test_pieces_that_are_not_the_whole_stay_a_sequence(sizes: str) -> None:
     assert operators(editor)["SplitToSequence"] == 1
 
 
+def test_pieces_of_computed_sizes_are_a_split() -> None:
+    """As diffusers parts a text's and an image's tokens again, of which neither number is known."""
+    text = """
+    g (float[B, T, 4] x, float[B, L, 4] t) => (float[B, b, 4] y, float[B, a, 4] z)
+    <int64 i = {0}, int64 j = {1}> {
+        all = Concat <axis = 1> (t, x)
+        m = Shape <start = 1, end = 2> (t)  n = Shape <start = 1, end = 2> (x)  sizes = Concat <axis = 0> (m, n)
+        parts = SplitToSequence <axis = 1> (all, sizes)  a = SequenceAt (parts, i)  b = SequenceAt (parts, j)
+        y = Neg (b)  z = Abs (a)
+    }"""
+    sizes = {"B": 2, "T": 5, "L": 3}
+    assert check_step(text, run_simplify, sizes) == {"Abs": 1, "Concat": 2, "Neg": 1, "Shape": 2, "Split": 1}
+
+
 def test_a_split_that_hands_on_fewer_pieces_stays() -> None:
     editor = edit("g (float[B, 6, H] x) => (float[] y) <int64[3] s = {2, 2, 2}> { y, z = Split <axis = 1> (x, s) }")
     assert run_simplify(editor) == 0

@@ -66,6 +66,11 @@ def make_pipeline(family: str, folder: Path) -> None:
         tiny_sdxl.build_diffusers(folder)
         edit_index(folder, _name_or_path="/home/somebody/checkpoint")
         return
+    if family.startswith("flux-"):
+        from support import tiny_flux
+
+        tiny_flux.build_diffusers(folder, family.removeprefix("flux-"))
+        return
     parts: dict[str, Any] = {
         "unet": UNet2DConditionModel(**UNETS[family]),
         "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT)),
