@@ -26,7 +26,7 @@ from sdort.checkpoints.json_schema import (
     whole,
 )
 from sdort.families.known_families import DENOISER_CLASSES, DENOISERS, FAMILIES, TEXT_ENCODERS, TOKENIZERS
-from sdort.families.text_models import T5, TEXT_MODELS
+from sdort.families.text_models import QWEN3, T5, TEXT_MODELS
 from sdort.families.unet_signature import UNET_COMPONENT
 
 LEVELS = 16
@@ -149,9 +149,19 @@ TRANSFORMER = record(
         **dict.fromkeys(("num_layers", "num_single_layers"), whole(0, 256)),  # published: up to 60
         "pos_embed_max_size": whole(1, 4096),  # published: up to 384; its table has the square of it
         "dual_attention_layers": NULL | list_of(whole(0, 255), 0, 256),
-        "qk_norm": _NAME_OR_NULL,
         "guidance_embeds": FLAG,
         "axes_dims_rope": list_of(_WIDTH, 1, 8),
+        "qk_norm": _NAME_OR_NULL | _FLAG_OR_NULL,
+        # of ZImageTransformer2DModel
+        **dict.fromkeys(("dim", "n_heads", "n_kv_heads", "cap_feat_dim"), _WIDTH),
+        "n_layers": whole(1, 256),
+        "n_refiner_layers": whole(0, 256),
+        "siglip_feat_dim": _WIDTH_OR_NULL,
+        "axes_dims": list_of(whole(2, 1024), 3, 3),
+        "axes_lens": list_of(whole(1, 1 << 15), 3, 3),
+        "rope_theta": positive(1e12, 1.0),
+        "t_scale": positive(1e6),
+        "norm_eps": _SHARE,
     }
 )
 """Of denoisers that are no UNet; what its signature computes with it checks."""
@@ -227,6 +237,12 @@ TEXT_ENCODER = record(
         "relative_attention_max_distance": whole(1, 1 << 20),
         "feed_forward_proj": _NAME,
         **dict.fromkeys(("layer_norm_epsilon", "dropout_rate"), _SHARE),
+        # of Qwen3Model
+        **dict.fromkeys(("num_key_value_heads", "head_dim"), _WIDTH),
+        "rms_norm_eps": _SHARE,
+        "rope_theta": NULL | positive(1e12, 1.0),
+        "rope_parameters": NULL | record({"rope_theta": positive(1e12, 1.0), "rope_type": _NAME}),
+        "layer_types": NULL | list_of(_NAME, 1, 256),
         **dict.fromkeys(("initializer_factor", "initializer_range"), _SHIFT),
         **dict.fromkeys(("bos_token_id", "pad_token_id"), NULL | _TOKEN),
         "eos_token_id": NULL | _TOKEN | list_of(_TOKEN, 1, 64),
@@ -585,6 +601,21 @@ def _t5_rules(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"{buckets} relative_attention_num_buckets do not reach relative_attention_max_distance {farthest}"
 
 
+def _qwen3_rules(config: Mapping[str, Any]) -> Iterator[str]:
+    heads, groups = config["num_attention_heads"], config["num_key_value_heads"]
+    if heads % groups:
+        yield f"{heads} num_attention_heads do not divide into {groups} num_key_value_heads"
+    if config["head_dim"] % 2:
+        yield f"head_dim {config['head_dim']} does not divide into pairs"
+    rotary = config.get("rope_parameters") or {}
+    if not config.get("rope_theta") and "rope_theta" not in rotary:
+        yield "it has neither rope_theta nor rope_parameters"
+    if config.get("rope_scaling") or rotary.get("rope_type", "default") != "default":
+        yield "its rotary embedding is scaled, which sdort does not export"
+    if config.get("use_sliding_window") or {*(config.get("layer_types") or ())} - {"full_attention"}:
+        yield "its layers attend to the last tokens alone, which sdort does not export"
+
+
 _ADAPTER_TYPES = ("full_adapter", "full_adapter_xl", "light_adapter")
 
 
@@ -606,6 +637,7 @@ _RULES: Mapping[str, Callable[[Mapping[str, Any]], Iterator[str]]] = {
     "AutoencoderTiny": _tiny_vae_rules,
     "T2IAdapter": _adapter_rules,
     T5: _t5_rules,
+    QWEN3: _qwen3_rules,
 }
 
 REQUIRED: Mapping[str, tuple[str, ...]] = {

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Set
+from collections.abc import Callable, Mapping, Set
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from sdort.engines.engine import Runner
 from sdort.engines.torch import TorchEngine
+from sdort.engines.torch_runners import ComponentRunner
+from sdort.graph.signature import Array
 from sdort.providers.provider import Provider
 from sdort.workload.cases import Case
 
@@ -59,6 +61,13 @@ class FastTorchEngine(TorchEngine):
             # After a few sizes torch.compile gives up and runs a module as it is; its graphs keep their memory.
             self._forget_compiled(sizes)
         return super().prepare(case, steps, scheduler)
+
+    def component_runner(self, component: str, feeds: Mapping[str, Array]) -> ComponentRunner:
+        """A component on inputs; of a denoiser all that its family does around the module is compiled with it."""
+        runner = super().component_runner(component, feeds)
+        if self.compiled and component == self.denoiser and runner.whole:
+            runner.whole = self._compile(runner.whole)
+        return runner
 
     @staticmethod
     def _forget_compiled(sizes: tuple[Any, ...] | None) -> None:

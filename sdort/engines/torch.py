@@ -35,8 +35,7 @@ from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
 from sdort.pipelines.explain_path import no_diffusers_pipeline, not_there
 from sdort.pipelines.folder import pixels_of
 from sdort.providers.provider import Provider
-from sdort.samplers.scheduler_names import is_flow
-from sdort.workload.cases import WHOLE_PIPELINE, Case, make_feeds
+from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
 
 # component: (attribute of the diffusers pipeline, its method)
 _MODULES = {
@@ -222,8 +221,7 @@ class TorchEngine:
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
         if case.component == WHOLE_PIPELINE:
             pipeline = self.pipeline(WHOLE_PIPELINE)
-            flow = is_flow(self._family.scheduler)
-            pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler, flow=flow)
+            pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler)
             return PipelineRunner(
                 pipeline,
                 case_request(case, steps, scheduler),
@@ -245,12 +243,21 @@ class TorchEngine:
             module = SafetyScores(module)
         # Calling the module itself is what torch.compile replaces.
         call = module if method == "forward" else getattr(module, method)
-        return ComponentRunner(call, component, feeds, self.device, self._dtype, self.guard, self._family.denoiser)
+        return ComponentRunner(
+            call,
+            component,
+            feeds,
+            self.device,
+            self._dtype,
+            self.guard,
+            self._family.denoiser,
+            type(getattr(self.pipeline(component), part)).__name__,
+        )
 
     def inputs(self, component: str) -> dict[str, TensorSpec]:
         """The inputs that the component's ONNX export declares."""
         if component.startswith("text_encoder"):
-            return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", self._family.tokens(component)))}
+            return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", TOKENS))}
         config = self.config(_MODULES[component][0])
         if component == SAFETY_CHECKER:
             vision = vision_settings(config)
@@ -261,8 +268,7 @@ class TorchEngine:
             channels = config["in_channels" if component == ENCODER else "latent_channels"]
             shapes = {"sample": ("batch", channels, "height", "width")}
         else:
-            tokens = self._family.tokens(component)
-            known: dict[int | str, int | str] = {"batch_size": "batch", "sequence_length": tokens}
+            known: dict[int | str, int | str] = {"batch_size": "batch", "sequence_length": TOKENS}
             specs = self._denoiser_inputs(config)
             shapes = {spec.name: tuple(known.get(dim, dim) for dim in spec.dims) for spec in specs}
         return {name: TensorSpec(name, np.dtype("float32"), shape) for name, shape in shapes.items()}

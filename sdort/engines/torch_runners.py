@@ -13,6 +13,7 @@ from sdort.families.component_names import DECODER, ENCODER, SAFETY_CHECKER
 from sdort.families.denoiser_arguments import module_arguments
 from sdort.families.family import Denoiser
 from sdort.families.known_families import DENOISERS
+from sdort.families.text_models import TEXT_MODELS
 from sdort.families.unet import UNET
 from sdort.generation.pictures.images import Generated, to_image
 from sdort.generation.requests.request import Request
@@ -32,6 +33,7 @@ class ComponentRunner:
         feeds: inputs by the names that the ONNX export has; a 4-D one is the image.
         device, dtype: where and in which precision; timesteps and token ids keep their dtypes.
         denoiser: of the pipeline.
+        text_class: the class of a text encoder.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ComponentRunner:
         dtype: str,
         guard: RunGuard,
         denoiser: Denoiser = UNET,
+        text_class: str | None = None,
     ) -> None:
         import torch
 
@@ -50,20 +53,24 @@ class ComponentRunner:
         self.component = component
         self.guard = guard
         self._denoiser = denoiser
+        self.whole = denoiser.call
+        """Calls a denoiser's module, where its family says how."""
         self.arguments = {}
         for name, value in feeds.items():
             tensor = torch.from_numpy(np.asarray(value)).to(device)
             kept = not tensor.is_floating_point() or name == self._denoiser.roles.timestep
             self.arguments[name] = tensor if kept else tensor.to(getattr(torch, dtype))
         self.values: Any = None
+        text = TEXT_MODELS.get(text_class or "")
+        self._states = text is not None and text.penultimate
 
     def __call__(self) -> None:
         self.values = None  # a compiled module's next graph would write over them
         self.values = self.guard(self._run)
 
     def _run(self) -> Any:
-        if self.component in DENOISERS and self._denoiser.call:
-            return (self._denoiser.call(self.call, self.arguments),)
+        if self.component in DENOISERS and self.whole:
+            return (self.whole(self.call, self.arguments),)
         if self.component in DENOISERS:
             given = module_arguments(self.arguments, self.arguments.values(), self._denoiser.arguments)
             return self.call(**given, return_dict=False)
@@ -76,6 +83,9 @@ class ComponentRunner:
             return {"latent_parameters": encoded["latent_dist"].parameters}
         if self.component == SAFETY_CHECKER:
             return dict(zip(CONCEPTS, self.call(**self.arguments), strict=True))
+        if self._states:
+            states = self.call(**self.arguments, output_hidden_states=True).hidden_states
+            return {f"hidden_states.{len(states) - 2}": states[-2]}
         return self.call(**self.arguments, return_dict=True)
 
     def result(self) -> dict[str, Array]:
@@ -92,7 +102,7 @@ class ComponentRunner:
             named = {self._denoiser.output: values[0]}
         elif self.component == DECODER:
             named = {"sample": values[0]}
-        elif self.component in (ENCODER, SAFETY_CHECKER):
+        elif self.component in (ENCODER, SAFETY_CHECKER) or self._states:
             named = values
         else:
             named = {name: values[name] for name in _TEXT_OUTPUTS if name in values}

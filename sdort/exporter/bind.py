@@ -20,6 +20,7 @@ _IGNORED = (
     # CLIP: 0, 1, 2, ...; a buffer that transformers saved until 4.31.
     re.compile(r"(?:(?:text|vision)_model\.)*embeddings\.position_ids"),
     re.compile(r"logit_scale"),
+    re.compile(r"lm_head\.weight"),  # what a language model has besides, to choose a token
 )
 _VISION = ("vision_model.", "visual_projection.")
 """CLIP's other half, where a folder of its text encoder holds the whole model: transformers leaves it out as well."""
@@ -83,6 +84,9 @@ def _aliases(name: str) -> Iterator[str]:
         yield name.removeprefix("vision_model.")
     if name in _TIED:
         yield _TIED[name]
+    # A Qwen3Model of a checkpoint of Qwen3ForCausalLM, which has it beside the head.
+    if name.startswith("model."):
+        yield name.removeprefix("model.")
     old = _VAE_ATTENTION.fullmatch(name)
     if old:
         yield f"{old[1]}{_VAE_NAMES[old[2]]}{old[3]}"

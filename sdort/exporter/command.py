@@ -423,6 +423,13 @@ def _trace(component: ComponentSpec, adaptation: Adaptation, opset: int) -> Temp
 def _at_static_size(
     source: Source, components: list[ComponentSpec], size: StaticSize, cache: TraceCache
 ) -> list[ComponentSpec]:
+    open_rows = next((each for each in source.family.encoders if each.plain and not each.plain.padded), None)
+    if open_rows:
+        raise UsageError(
+            f"--static: {source.family.title} reads prompts in as many tokens as they have, so that no size holds for "
+            "its text encoder and its transformer",
+            hint="Leave it out.",
+        )
     factor = vae_factor(component_config(source, DECODER, cache)) if entry_of(source.index, "vae") else 8
     step = factor * source.family.denoiser.patch
     if size.height % step or size.width % step:

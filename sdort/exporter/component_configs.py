@@ -75,7 +75,8 @@ def class_defaults(class_name: str) -> dict[str, Any]:
     if class_name in TEXT_MODELS:
         import transformers
 
-        defaults = _public(getattr(transformers, TEXT_MODELS[class_name].config_class)())
+        text = TEXT_MODELS[class_name]
+        defaults = _public(getattr(transformers, text.config_class)()) | dict.fromkeys(text.derived)
     elif class_name == "CLIPVisionModelWithProjection":
         from transformers import CLIPVisionConfig
 

@@ -31,9 +31,11 @@ from sdort.families.component_names import (
 from sdort.families.denoiser_arguments import module_arguments
 from sdort.families.family import Denoiser
 from sdort.families.known_families import find_denoiser
-from sdort.families.text_models import T5, TEXT_MODELS
+from sdort.families.text_models import QWEN3, T5, TEXT_MODELS
 from sdort.families.unet import UNET
 
+_FREQUENCIES = ("inv_freq", "original_inv_freq")
+"""Buffers of a rotary embedding that was made with values."""
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build_module` returns."""
 
@@ -66,6 +68,20 @@ class _T5(torch.nn.Module):  # type: ignore[misc]
     def forward(self, input_ids: Any) -> Any:
         # While it is traced transformers makes a mask that hides nothing, and takes a ready one as it is.
         return self.model(input_ids, attention_mask=torch.zeros(1, 1, 1, 1), return_dict=False)[0]
+
+
+class _Qwen3(torch.nn.Module):  # type: ignore[misc]
+    """Qwen3 up to the states before its last layer; each token attends to those before it."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Any) -> Any:
+        # Without a mask the attention is causal by itself, and is exported as that.
+        return self.model(input_ids, attention_mask={"full_attention": None}, output_hidden_states=True).hidden_states[
+            -2
+        ]
 
 
 class _Denoiser(torch.nn.Module):  # type: ignore[misc]
@@ -249,6 +265,8 @@ def build_module(component: ComponentSpec) -> Any:
         return (_VaeEncoder if component.name == ENCODER else _VaeDecoder)(model)
     if component.class_name == T5:
         return _T5(model)
+    if component.class_name == QWEN3:
+        return _Qwen3(model)
     return _TextEncoder(model, [spec.name for spec in component.outputs])
 
 
@@ -274,6 +292,9 @@ def _construct(component: ComponentSpec) -> Any:
         model = getattr(transformers, component.class_name)(config)
         if component.class_name == T5:
             del model.shared  # the table of tokens, which its encoder has too
+        if component.class_name == QWEN3:
+            with torch.device("cpu"):  # its frequencies are numbers of the config, and no parameters
+                model.rotary_emb = type(model.rotary_emb)(config)
         return model
     if component.name == IMAGE_ENCODER:
         return _image_encoder(component.config)
@@ -346,6 +367,8 @@ def _restore_buffers(component: ComponentSpec, model: Any) -> None:
     stored = model.state_dict().keys()
     for path, buffer in list(model.named_buffers()):
         owner, _, name = path.rpartition(".")
+        if name in _FREQUENCIES and not buffer.is_meta:
+            continue
         if path in stored:
             module = model.get_submodule(owner)
             delattr(module, name)

@@ -98,11 +98,13 @@ class Denoiser:
     distilled: bool = False
     """It follows prompts without a sample that has none beside: it was distilled with the guidance scale, which is an
     input of it, or to few steps."""
+    guidance_base: float = 0.0
+    """The difference between usual guidance scales, of which 1 is the prompt alone, and its own: 1 where 0 is that."""
     patch: int = 1
     """Latents along each side of a token: heights and widths of latents are multiples of it."""
-    largest: str | None = None
-    """The entry of its config that says for how many tokens along each side of an image it has positions; None where it
-    has any number."""
+    largest: Callable[[Config], int | None] | None = None
+    """Gives by its config for how many tokens along each side of an image it has positions; None where it has any
+    number."""
     packed: bool = False
     """Its config counts the channels of all latents of a token together."""
     adapter_prefixes: tuple[str, ...] = ()

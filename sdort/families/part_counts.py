@@ -175,6 +175,13 @@ def t5_encoder(config: Config) -> Counter[str]:
     return Counter(attention_self=layers, rms_norm=2 * layers + 1, gelu=gelu, gated_gelu=gated)
 
 
+def qwen3(config: Config) -> Counter[str]:
+    """Each layer but the last, which is not read: an attention, rotary embeddings of its queries and keys, and norms of
+    these and before both halves."""
+    layers = int(config["num_hidden_layers"]) - 1
+    return Counter(attention_self=layers, rms_norm=4 * layers, rotary=2 * layers, swiglu=layers)
+
+
 def image_encoder(config: Config) -> Counter[str]:
     """CLIP's vision model, as far as the projections of IP-Adapters take it, and these projections."""
     projections, layers = config["projections"], int(config["num_hidden_layers"])

@@ -12,7 +12,7 @@ from sdort.families.family import Config
 from sdort.families.graph_tensor import GraphTensor, size_of
 from sdort.options.number_ranges import CLIP_SKIP as CLIP_SKIPS
 
-CLIP, PROJECTED_CLIP, T5 = "CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"
+CLIP, PROJECTED_CLIP, T5, QWEN3 = "CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel", "Qwen3Model"
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,10 @@ class TextModel:
     """The operators that its config promises: :func:`sdort.optimizer.expected.architecture`."""
     settings: Config
     """Arguments of its config that shape its trace, and not what it computes."""
+    penultimate: bool = False
+    """Its graph ends before its last layer, with ``hidden_states[-2]``."""
+    derived: tuple[str, ...] = ()
+    """Entries of a config that the class makes of others where they are missing, so that none has a default."""
 
 
 def _clip(config: Config, hidden_states: bool) -> list[GraphTensor]:
@@ -55,6 +59,11 @@ def _projected_clip(config: Config, hidden_states: bool) -> list[GraphTensor]:
 
 def _t5(config: Config, hidden_states: bool) -> list[GraphTensor]:
     return [_states("last_hidden_state", size_of(config, "d_model"))]
+
+
+def _qwen3(config: Config, hidden_states: bool) -> list[GraphTensor]:
+    # Its last layer chooses the next token: pipelines read what comes before.
+    return [_states(f"hidden_states.{size_of(config, 'num_hidden_layers') - 1}", size_of(config, "hidden_size"))]
 
 
 def _all_states(width: int, layers: int) -> list[GraphTensor]:
@@ -101,6 +110,28 @@ TEXT_MODELS = {
             _t5,
             part_counts.t5_encoder,
             {"is_encoder_decoder": False, "use_cache": False, **_SDPA},
+        ),
+        TextModel(
+            QWEN3,
+            "Qwen3Config",
+            "qwen3",
+            "qwen3",
+            (
+                "hidden_size",
+                "intermediate_size",
+                "num_hidden_layers",
+                "num_attention_heads",
+                "num_key_value_heads",
+                "head_dim",
+                "rms_norm_eps",
+                "hidden_act",
+                "vocab_size",
+            ),
+            _qwen3,
+            part_counts.qwen3,
+            {"use_cache": False, **_SDPA},
+            penultimate=True,
+            derived=("layer_types", "rope_parameters", "rope_scaling", "rope_theta"),
         ),
     )
 }

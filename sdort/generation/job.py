@@ -33,7 +33,7 @@ from sdort.generation.requests.dynamic_prompts import draw_prompts
 from sdort.generation.requests.ip_adapter_choice import IpAdapterChoice, parse_ip_adapter_choice
 from sdort.generation.requests.lora_tags import LoraFolder, with_adapters
 from sdort.generation.requests.refiner import open_refiner
-from sdort.generation.requests.request import OF_SCHEDULE, PROMPTS, Request, as_plain_text, each_prompt
+from sdort.generation.requests.request import OF_SCHEDULE, PROMPTS, Request, each_prompt, for_family
 from sdort.generation.requests.seeds import read_seeds
 from sdort.generation.requests.typed_options import (
     GENERATION,
@@ -99,8 +99,7 @@ class Job:
         safety = choose_safety(folder, self.requests[0].safety)
         if safety != self.requests[0].safety:
             return replace(self, requests=[replace(each, safety=safety) for each in self.requests]).for_pipeline(folder)
-        family = folder.family
-        requests = [replace(as_plain_text(family, each), distilled=family.denoiser.distilled) for each in self.requests]
+        requests = [for_family(folder.family, each) for each in self.requests]
         if requests != self.requests:
             return replace(self, requests=requests).for_pipeline(folder)
         if self.drawn:

@@ -39,7 +39,7 @@ from sdort.generation.request_plan import RequestPlan, plan_request
 from sdort.generation.requests.canvas import Canvas, make_canvas, remark_on_size
 from sdort.generation.requests.prompt_copies import CopyTexts, copy_schedules, remark_on_schedules, texts_by_call
 from sdort.generation.requests.refiner import open_refiner, remark_on_base
-from sdort.generation.requests.request import UPSCALES, Request, as_plain_text, check_inputs, image_size, sampler_of
+from sdort.generation.requests.request import UPSCALES, Request, check_inputs, for_family, image_size, sampler_of
 from sdort.generation.requests.schedule_cache import cached_recurrence
 from sdort.generation.requests.stages import Stage
 from sdort.generation.requests.tokenizers import load_tokenizers, remark_on_files, remark_on_prompts
@@ -192,7 +192,7 @@ class TextToImage:
             ParityError: the UNet returned NaN or infinity.
             ProviderError: a run failed.
         """
-        requests = [as_plain_text(self.folder.family, each) for each in requests]
+        requests = [for_family(self.folder.family, each) for each in requests]
         try:
             yield from self._generate_all(requests, plan or plan_request(self.folder, requests[0]), on_step, on_tile)
         finally:

@@ -15,6 +15,7 @@ from sdort.generation.requests.request import Request
 from sdort.graph.signature import Array, Feeds
 from sdort.runtime.session import Session
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers
+from sdort.runtime.step.step_conditions import Lengths
 
 
 class Recorder(Session):
@@ -43,8 +44,8 @@ class RecordedBuffers(BoundBuffers):
 class RecordedLoop(Loop):
     """Denoises as ever, and keeps what the denoiser is fed."""
 
-    def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> BoundBuffers:
-        return RecordedBuffers(self.unet, batch, shapes, self._graphs + 1)
+    def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]], lengths: Lengths) -> BoundBuffers:
+        return RecordedBuffers(self.unet, batch, shapes, self._graphs + 1, lengths=lengths)
 
 
 class Recording:

@@ -88,10 +88,6 @@ class PipelineFolder:
         """The components that text to image runs, in their order."""
         return self.family.needed
 
-    def tokens(self, component: str) -> int:
-        """As :meth:`sdort.families.family.Family.tokens`."""
-        return self.family.tokens(component)
-
     @property
     def compared(self) -> list[str]:
         """The components whose outputs are numbers, to be compared and timed by themselves: not a safety checker that
@@ -184,8 +180,8 @@ class PipelineFolder:
     @property
     def largest_side(self) -> int | None:
         """Pixels of a side that the denoiser has positions for; None where it has any number."""
-        entry = self.family.denoiser.largest
-        tokens = self.config(self.denoiser).get(entry) if entry else None
+        largest = self.family.denoiser.largest
+        tokens = largest(self.config(self.denoiser)) if largest else None
         return tokens and tokens * self.side_step
 
     @property

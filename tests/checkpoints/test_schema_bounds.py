@@ -35,6 +35,7 @@ Edges = tuple[tuple[Any, ...], tuple[Any, ...]]
 """Values that pass, and values that do not."""
 
 FLAG_OR_NULL: Edges = ((True, False, None), (0, 1, "true", [], 1.0))
+QWEN3 = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "rope_theta": 1e6}
 NAME = (("a", "", "x" * 256), (None, 1, "x" * 257, "a\n", "\x1b", ["a"]))
 NAME_OR_NULL = (("a", "x" * 256, None), (1, "x" * 257, "a\n", "\x9b", True))
 WIDTH = ((1, 1 << 16), (0, -1, (1 << 16) + 1, 1.0, True, None, "1"))
@@ -191,7 +192,13 @@ TABLES: dict[str, tuple[Kind, dict[str, Any]]] = {
             **dict.fromkeys(("num_layers", "num_single_layers"), ((0, 256), (-1, 257, None))),
             "pos_embed_max_size": ((1, 4096), (0, 4097, None)),
             "dual_attention_layers": ((None, [], [0] * 256), ([-1], [256], [0] * 257, 1)),
-            "qk_norm": NAME_OR_NULL,
+            "qk_norm": (("a", "x" * 256, None, True), (1, "x" * 257, "a\n", "\x9b")),
+            **dict.fromkeys(("dim", "n_heads", "n_kv_heads", "cap_feat_dim"), WIDTH),
+            "siglip_feat_dim": WIDTH_OR_NULL,
+            "n_layers": ((1, 256), (0, 257, None)),
+            "n_refiner_layers": ((0, 256), (-1, 257, None)),
+            "axes_dims": (([2, 1024, 48],), ([2, 2], [2] * 4, [1, 2, 2], [1025, 2, 2], None)),
+            "axes_lens": (([1, 1 << 15, 48],), ([2, 2], [2] * 4, [0, 2, 2], [(1 << 15) + 1, 2, 2], None)),
         },
     ),
     "image encoder": (
@@ -429,6 +436,15 @@ LEVELS = (
         *(("T2IAdapter", T2I, {"downscale_factor": factor}, None) for factor in (1, 8, 16)),
         *((name, published.TEXT, {"num_attention_heads": 7}, "768 does not divide into 7") for name in
           ("CLIPTextModel", "CLIPTextModelWithProjection", "CLIPVisionModelWithProjection")),
+        *(("Qwen3Model", QWEN3, *each) for each in (
+            ({}, None), ({"num_key_value_heads": 3}, "8 num_attention_heads do not divide into 3 num_key_value_heads"),
+            ({"head_dim": 9}, "head_dim 9 does not divide"), ({"rope_theta": None}, "neither rope_theta nor"),
+            ({"rope_theta": None, "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}}, None),
+            ({"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn"}}, "its rotary embedding is scaled"),
+            ({"rope_scaling": {"type": "yarn"}}, "its rotary embedding is scaled"),
+            ({"use_sliding_window": True}, "its layers attend to the last tokens alone"),
+            ({"layer_types": ["full_attention", "sliding_attention"]}, "its layers attend to the last tokens alone"),
+        )),
     ],
 )  # fmt: skip
 def test_rules_between_keys(architecture: str, base: dict[str, Any], change: dict[str, Any], words: str | None) -> None:
@@ -480,6 +496,17 @@ def test_what_a_config_cannot_do_without() -> None:
             "caption_projection_dim",
             "pooled_projection_dim",
             "pos_embed_max_size",
+        },
+        "Qwen3Model": text | {"num_key_value_heads", "head_dim", "rms_norm_eps"},
+        "ZImageTransformer2DModel": {
+            "in_channels",
+            "dim",
+            "n_layers",
+            "n_refiner_layers",
+            "n_heads",
+            "cap_feat_dim",
+            "axes_dims",
+            "axes_lens",
         },
         "CLIPVisionModelWithProjection": vision,
         "StableDiffusionSafetyChecker": vision,

@@ -272,6 +272,7 @@ def test_each_component_has_a_folder_and_each_class_a_library() -> None:
             "CLIPTextModel",
             "CLIPTextModelWithProjection",
             "CLIPVisionModelWithProjection",
+            "Qwen3Model",
             "T5EncoderModel",
         ),
         "diffusers": (
@@ -283,6 +284,7 @@ def test_each_component_has_a_folder_and_each_class_a_library() -> None:
             "StableDiffusionSafetyChecker",
             "T2IAdapter",
             "UNet2DConditionModel",
+            "ZImageTransformer2DModel",
         ),
     }
 

@@ -22,10 +22,10 @@ from sdort.families.unet import UNET
 EXPORTED = {
     "unet": {"UNet2DConditionModel"},
     "vae": {"AutoencoderKL", "AutoencoderTiny"},
-    "text_encoder": {"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"},
-    "text_encoder_2": {"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"},
-    "text_encoder_3": {"CLIPTextModel", "CLIPTextModelWithProjection", "T5EncoderModel"},
-    "transformer": {"FluxTransformer2DModel", "SD3Transformer2DModel"},
+    "text_encoder": {"CLIPTextModel", "CLIPTextModelWithProjection", "Qwen3Model", "T5EncoderModel"},
+    "text_encoder_2": {"CLIPTextModel", "CLIPTextModelWithProjection", "Qwen3Model", "T5EncoderModel"},
+    "text_encoder_3": {"CLIPTextModel", "CLIPTextModelWithProjection", "Qwen3Model", "T5EncoderModel"},
+    "transformer": {"FluxTransformer2DModel", "SD3Transformer2DModel", "ZImageTransformer2DModel"},
     "controlnet": {"ControlNetModel"},
     "adapter": {"T2IAdapter"},
 }
@@ -62,7 +62,9 @@ def _pipelines() -> Iterator[tuple[str, dict[str, str]]]:
     for file in sorted((_package("diffusers") / "pipelines").rglob("pipeline_*.py")):
         for name, taken in start.findall(file.read_text()):
             parts = re.findall(r"^\s*(\w+): (?:\w+\[)*[\"']?([A-Z]\w+)", taken.replace(", ", ",\n"), re.MULTILINE)
-            yield name, {part: ANY_SCHEDULER.sub("DDIMScheduler", kind) for part, kind in parts}
+            # Z-Image's say no class of their text encoder.
+            named = [(part, "Qwen3Model" if kind == "PreTrainedModel" else kind) for part, kind in parts]
+            yield name, {part: ANY_SCHEDULER.sub("DDIMScheduler", kind) for part, kind in named}
 
 
 @cache

@@ -23,27 +23,10 @@ def t5() -> Any:
     return T5EncoderModel(T5Config(vocab_size=64, d_model=WIDTH, d_kv=SIZE, d_ff=WIDTH, num_layers=1, num_heads=HEADS))
 
 
-def qwen3() -> Any:
-    from transformers import Qwen3Config, Qwen3Model
-
-    sizes = {"hidden_size": WIDTH, "intermediate_size": WIDTH, "head_dim": SIZE, "vocab_size": 64}
-    return Qwen3Model(Qwen3Config(**sizes, num_hidden_layers=1, num_attention_heads=HEADS, num_key_value_heads=HEADS))
-
-
 def vae() -> Any:
     from diffusers import AutoencoderKL
 
     return AutoencoderKL(block_out_channels=(8,), norm_num_groups=4, latent_channels=16)
-
-
-def z_image() -> dict[str, Any]:
-    from diffusers import ZImageTransformer2DModel
-
-    transformer = ZImageTransformer2DModel(
-        dim=48, n_layers=1, n_refiner_layers=1, n_heads=2, n_kv_heads=2, cap_feat_dim=WIDTH, axes_dims=[8, 8, 8],
-        axes_lens=[32, 32, 32],
-    )  # fmt: skip
-    return {"transformer": transformer, "text_encoder": qwen3(), "vae": vae()}
 
 
 def pixart() -> dict[str, Any]:
@@ -57,7 +40,6 @@ def pixart() -> dict[str, Any]:
 
 
 PIPELINES: list[tuple[str, Callable[[], dict[str, Any]], str]] = [
-    ("ZImagePipeline", z_image, "transformer (ZImageTransformer2DModel) and a text_encoder (Qwen3Model)"),
     ("PixArtAlphaPipeline", pixart, "transformer (PixArtTransformer2DModel)"),
 ]
 

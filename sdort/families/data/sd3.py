@@ -82,7 +82,7 @@ FAMILY = Family(
         # The positions that it decides are among the weights.
         without_effect=frozenset({"sample_size"}),
         patch=_SIDE,
-        largest="pos_embed_max_size",
+        largest=lambda config: config.get("pos_embed_max_size"),
         adapter_prefixes=("lora_transformer_", "transformer_"),
     ),
     encoders=(

@@ -36,7 +36,7 @@ from sdort.runtime.step.bound_unet import Batch, BoundBuffers, InputShapes, repe
 from sdort.runtime.step.device_buffer import Buffer
 from sdort.runtime.step.prepared_inputs import prepared_rows
 from sdort.runtime.step.spread_unet import SpreadBuffers
-from sdort.runtime.step.step_conditions import StepConditions
+from sdort.runtime.step.step_conditions import Lengths, StepConditions
 
 if TYPE_CHECKING:
     from sdort.generation.denoising.running_controls import Controls
@@ -115,7 +115,7 @@ class Loop:
         self._sums: dict[tuple[bool, int | None], Session] = {}
         self._last: StepAccumulator | None = None
         """The last run's, where another one may be of its kind."""
-        self._bound: dict[tuple[Batch, InputShapes], BoundBuffers] = {}
+        self._bound: dict[tuple[Batch, InputShapes, Lengths], BoundBuffers] = {}
         self._graphs = 0
         self._controlled: weakref.WeakSet[BoundBuffers] = weakref.WeakSet()
 
@@ -202,9 +202,9 @@ class Loop:
             steered: whether controls will write to its residual inputs.
         """
         shapes = tuple((name, values.shape[1:]) for name, values in conditions.at(0)[0].items())
-        key = (batch, shapes)
+        key = batch, shapes, conditions.lengths(batch.images)
         if key not in self._bound:
-            self._bound[key] = self._bind(batch, dict(shapes))
+            self._bound[key] = self._bind(batch, dict(shapes), key[-1])
             self._graphs += len(self._bound[key].graphs)
         bound = self._bound[key]
         if bound in self._controlled or steered:
@@ -212,11 +212,11 @@ class Loop:
             self._controlled.add(bound)
         return bound
 
-    def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]]) -> BoundBuffers:
+    def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]], lengths: Lengths) -> BoundBuffers:
         kind = SpreadBuffers if self.unet.others else BoundBuffers
         # A graph of the device is recorded for each shape, and holds the plans of that.
         unet = self.unet if self.unet.options.graph else self.unet.for_shapes((batch, tuple(shapes.items())))
-        return kind(unet, batch, shapes, self._graphs + 1)
+        return kind(unet, batch, shapes, self._graphs + 1, lengths=lengths)
 
     def _summing(self, masked: bool, channels: int | None) -> Session:
         if (masked, channels) not in self._sums:

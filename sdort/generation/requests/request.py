@@ -71,6 +71,8 @@ class Request(DrawnOptions):
     refiner: Path | None = None
     distilled: bool = False
     """Of :class:`sdort.families.family.Denoiser`, of the model that draws it."""
+    guidance_base: float = 0.0
+    """As :attr:`distilled`."""
 
     def __post_init__(self) -> None:
         limits = ranges_of(DrawnOptions)
@@ -123,7 +125,7 @@ class Request(DrawnOptions):
             embedded: whether the UNet takes the scale as an input.
         """
         weights = [weight for _, weight in self.parts]
-        scale = 1.0 if embedded or self.distilled else max(self.guidance_scale, 1.0)
+        scale = 1.0 if embedded or self.distilled else max(self.guidance_scale + self.guidance_base, 1.0)
         if scale == 1.0 and len(weights) == 1:
             return [1.0]
         shares = [scale * weight for weight in weights]
@@ -194,7 +196,7 @@ class Request(DrawnOptions):
     def recorded(self) -> dict[str, Any]:
         """Its fields as the record of a generation has them: defaults filled in, images by name and hash."""
         image, mask = self.init_image, self.mask
-        beside = ("init_image", "mask", "distilled")
+        beside = ("init_image", "mask", "distilled", "guidance_base")
         values = {name: value for name, value in vars(self).items() if name not in beside}
         return values | {
             "templates": dict(self.templates),
@@ -369,6 +371,17 @@ def check_prompts(folder: PipelineFolder, request: Request) -> None:
             f"{flag_of(given)} is for SDXL's second text encoder, and this pipeline has one",
             hint="Leave it out.",
         )
+
+
+def for_family(family: Family, request: Request) -> Request:
+    """A request as a family takes it: with what its denoiser makes of guidance, and as :func:`as_plain_text`.
+
+    Raises:
+        UsageError: as there.
+    """
+    denoiser = family.denoiser
+    made = as_plain_text(family, request)
+    return replace(made, distilled=denoiser.distilled, guidance_base=denoiser.guidance_base)
 
 
 def as_plain_text(family: Family, request: Request) -> Request:

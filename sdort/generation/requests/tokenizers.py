@@ -99,10 +99,11 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
         say("the prompt is empty: the image shows what the model makes up")
     negative = [text for request in requests for text in (request.negative_prompt, request.negative_prompt_2) if text]
     if negative and not guided:
-        off = requests[0].guidance_scale <= 1
+        least = 1 - requests[0].guidance_base
+        off = requests[0].guidance_scale <= least and not requests[0].distilled
         warn(
             "the negative prompt has no effect: "
-            + ("--guidance-scale 1 and less turn guidance off" if off else "the UNet of this model takes none")
+            + (f"--guidance-scale {least:g} and less turn guidance off" if off else "the UNet of this model takes none")
         )
 
 

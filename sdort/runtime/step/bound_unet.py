@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,7 @@ from sdort.runtime.step.prepared_inputs import (
     step_inputs,
     timed_rows,
 )
-from sdort.runtime.step.step_conditions import StepConditions
+from sdort.runtime.step.step_conditions import Lengths, StepConditions
 from sdort.workload.steering_inputs import zero_residuals
 
 InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
@@ -70,6 +71,13 @@ def batch_slices(session: Session, name: str, total: int) -> list[slice]:
     return [slice(first, first + size) for first in range(0, total, size)]
 
 
+def _of_one_length(part: slice, lengths: Mapping[str, Sequence[int]]) -> list[slice]:
+    """Parts of some samples that have the same numbers of tokens."""
+    kinds = [tuple(each[sample] for each in lengths.values()) for sample in range(part.start, part.stop)]
+    ends = [1 + index for index, (kind, following) in enumerate(pairwise(kinds)) if kind != following]
+    return [slice(part.start + first, part.start + end) for first, end in pairwise([0, *ends, len(kinds)])]
+
+
 class BoundBuffers:
     """The UNet's inputs and output for one batch, bound once.
 
@@ -77,6 +85,7 @@ class BoundBuffers:
         shapes: the shape of one sample of each conditioning input.
         number: the number of the first graph that may be recorded here; each part of the batch has one of its own.
         share: the samples that it runs on, and is conditioned for; by default all.
+        lengths: tokens of samples that do not all have as many: those in a row with the same number run at once.
         latents_of_all: whether the sample and the output have all samples, and not those of the share alone; for a
             share of the first ones.
     """
@@ -89,6 +98,7 @@ class BoundBuffers:
         number: int,
         share: slice | None = None,
         *,
+        lengths: Lengths = (),
         latents_of_all: bool = True,
     ) -> None:
         self.session = session
@@ -99,7 +109,9 @@ class BoundBuffers:
         inputs, output, self.roles = session.inputs, session.outputs[0], roles_of(session.inputs)
         channels = static_size(output.shape, 1) or batch.latent[0]
         shape = (count, batch.latent[0] + batch.extra, *batch.latent[1:])
-        self.slices = batch_slices(session, self.roles.sample, own)
+        self._lengths = {name: each[self.share] for name, each in lengths}
+        whole = batch_slices(session, self.roles.sample, own)
+        self.slices = [part for each in whole for part in _of_one_length(each, self._lengths)]
         self.sample = Buffer(session, np.zeros(shape, inputs[self.roles.sample].dtype))
         self.latents = self.sample
         """The channels of the sample that are latents, which is what a ControlNet reads."""
@@ -130,7 +142,10 @@ class BoundBuffers:
         if name == self.roles.timestep:
             return self.row.binding_arguments(name)
         buffer = {self.roles.sample: self.sample, **self.conditioning, **self.residuals}[name]
-        return buffer.binding_arguments(part.start, (part.stop - part.start, *buffer.shape[1:]))
+        shape = (part.stop - part.start, *buffer.shape[1:])
+        if name in self._lengths:
+            shape = (shape[0], self._lengths[name][part.start], *shape[2:])
+        return buffer.binding_arguments(part.start, shape)
 
     def _bind(self, session: Session, number: int, kept: Mapping[str, Any] | None = None) -> Any:
         """A part of the batch, bound to the UNet or to its outer part, which takes ``kept`` too, as ``OrtValue``."""
@@ -147,10 +162,27 @@ class BoundBuffers:
     def write_conditioning(self, samples: Conditioning) -> None:
         """Let all samples be conditioned by these arrays [samples, ...] from the next run on."""
         for name, values in samples.items():
-            self.conditioning[name].write(values[self.share])
+            self.conditioning[name].write(self._packed(name, values[self.share]))
         for prompt in self.prompts:
             prompt.run()
         self.changes += 1
+
+    def _packed(self, name: str, values: Array) -> Array:
+        """An input [samples, tokens, width] of the share, with the tokens that each part has in one piece."""
+        if name not in self._lengths:
+            return values
+        made = np.zeros_like(values)
+        for part in self.slices:
+            own = values[part, : self._lengths[name][part.start]]
+            made[part].reshape(-1)[: own.size] = own.reshape(-1)
+        return made
+
+    def _own(self, name: str, values: Array, part: slice) -> Array:
+        """A part's samples of an input that was read back."""
+        if name not in self._lengths:
+            return values[part]
+        shape = (part.stop - part.start, self._lengths[name][part.start], *values.shape[2:])
+        return values[part].reshape(-1)[: math.prod(shape)].reshape(shape)
 
     def step_rows(self, timesteps: Array, conditions: StepConditions) -> Array:
         """Conditioning of a row in each step, [steps, words]; it is written on the way.
@@ -195,7 +227,7 @@ class BoundBuffers:
         buffers = {self.roles.sample: self.sample, **self.conditioning, **self.residuals}
         whole = {name: buffer.read() for name, buffer in buffers.items()}
         clock = self.row.read(self.roles.timestep)
-        parts = [{name: values[part] for name, values in whole.items()} for part in self.slices]
+        parts = [{name: self._own(name, values, part) for name, values in whole.items()} for part in self.slices]
         return [{**part, self.roles.timestep: clock} for part in parts]
 
     def clear_residuals(self) -> None:

@@ -18,21 +18,29 @@ from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.other_devices import OtherDevice, shares
 from sdort.runtime.session import Session
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers
-from sdort.runtime.step.step_conditions import StepConditions
+from sdort.runtime.step.step_conditions import Lengths, StepConditions
 
 
 class SpreadBuffers(BoundBuffers):
     """The UNet bound for a batch, whose samples the devices of its session share (``session.others``).
 
     Args:
-        shapes, number: as :class:`BoundBuffers` takes them.
+        shapes, number, lengths: as :class:`BoundBuffers` takes them.
     """
 
-    def __init__(self, session: Session, batch: Batch, shapes: Mapping[str, tuple[int, ...]], number: int) -> None:
+    def __init__(
+        self,
+        session: Session,
+        batch: Batch,
+        shapes: Mapping[str, tuple[int, ...]],
+        number: int,
+        *,
+        lengths: Lengths = (),
+    ) -> None:
         first, *rest = sample_shares(session, batch.samples)
-        super().__init__(session, batch, shapes, number, first)
+        super().__init__(session, batch, shapes, number, first, lengths=lengths)
         self._others = [
-            _Elsewhere(device, batch, shapes, number, share)
+            _Elsewhere(device, batch, shapes, number, share, lengths)
             for device, share in zip(session.others, rest, strict=False)
         ]
 
@@ -74,11 +82,12 @@ class _Elsewhere:
         shapes: Mapping[str, tuple[int, ...]],
         number: int,
         share: slice,
+        lengths: Lengths,
     ) -> None:
         self.share = share
         self._device = device
         self.buffers = device.call(
-            lambda session: BoundBuffers(session, batch, shapes, number, share, latents_of_all=False)
+            lambda session: BoundBuffers(session, batch, shapes, number, share, lengths=lengths, latents_of_all=False)
         )
         self._rows: Array | None = None
 
