@@ -57,7 +57,7 @@ def make(family: str, folder: Path) -> None:
     from diffusers import ControlNetModel, UNet2DConditionModel
 
     torch.manual_seed(0)
-    config = SHAPES[family].unet
+    config = SHAPES[family].denoiser
     UNet2DConditionModel(**config).save_pretrained(folder / "unet" / "unet")
     index = {"_class_name": "StableDiffusionPipeline", "unet": ["diffusers", "UNet2DConditionModel"]}
     (folder / "unet" / "model_index.json").write_text(json.dumps(index))

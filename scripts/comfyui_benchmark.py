@@ -61,7 +61,7 @@ GOALS = {"s": 0.8, "MiB": 1.0}
 """The most that sdort should take of ComfyUI's, by unit."""
 RANK = 16
 """The LoRA's."""
-FULL = {"sd1": (SHAPES["sd15"].unet, 512), "sdxl": (SHAPES["sdxl"].unet, 1024)}
+FULL = {"sd1": (SHAPES["sd15"].denoiser, 512), "sdxl": (SHAPES["sdxl"].denoiser, 1024)}
 """The UNet's config and the side of images in pixels, by family."""
 SMALL = 128
 """Pixels of a side with ``--small``."""

@@ -36,7 +36,7 @@ import sys, torch
 from diffusers import UNet2DConditionModel
 from sdort.demo.shapes import SHAPES
 torch.manual_seed(15)
-model = UNet2DConditionModel(**SHAPES["sd15"].unet).eval()
+model = UNet2DConditionModel(**SHAPES["sd15"].denoiser).eval()
 class Step(torch.nn.Module):
     def __init__(self):
         super().__init__()

@@ -83,7 +83,7 @@ def layers_of(family: str, batch: int, size: tuple[int, int]) -> Counter[Layer]:
     from diffusers.models.transformers.transformer_2d import Transformer2DModel
 
     with torch.device("meta"):
-        unet = UNet2DConditionModel(**SHAPES[family].unet)
+        unet = UNet2DConditionModel(**SHAPES[family].denoiser)
         found: Counter[Layer] = Counter()
 
         def watch(module: nn.Linear, reads: str, geglu: bool = False) -> None:

@@ -51,7 +51,7 @@ LOSS_SCALE = 2.0**14
 
 
 def unet(args: argparse.Namespace) -> Any:
-    return UNet2DConditionModel(**{**SHAPES[args.family].unet, "sample_size": args.size // 8})
+    return UNet2DConditionModel(**{**SHAPES[args.family].denoiser, "sample_size": args.size // 8})
 
 
 def vae(args: argparse.Namespace) -> Any:
@@ -59,7 +59,7 @@ def vae(args: argparse.Namespace) -> Any:
 
 
 def unet_inputs(args: argparse.Namespace, batch: int) -> dict[str, Any]:
-    config, side = SHAPES[args.family].unet, args.size // 8
+    config, side = SHAPES[args.family].denoiser, args.size // 8
 
     def draw(*shape: int) -> torch.Tensor:
         return torch.randn(shape, dtype=args.dtype, device=args.device)

@@ -130,8 +130,9 @@ def _fill_placements(rows: Sequence[Row], engines: Sequence[Engine]) -> None:
         engine = engines[index % len(engines)]  # a case has one row for each engine
         if isinstance(engine, OnnxEngine) and row.component != WHOLE_PIPELINE and not row.failed:
             case = Case(row.component, row.batch_size, row.height, row.width)
+            folder, tokens = engine.folder, engine.folder.tokens(row.component)
             [row.placement] = measure_cases(
-                engine.folder.models, [case], engine.provider, engine.options, engine.factor
+                folder.models, [case], engine.provider, engine.options, engine.factor, tokens
             )
 
 

@@ -127,14 +127,16 @@ WORKER = "sdort.benchmark.roofline_worker:profile_component"
 """The module that runs in a process of its own."""
 
 
-def measure_roofline(path: Path, case: Case, provider: Provider, options: RuntimeOptions, factor: int) -> Roofline:
+def measure_roofline(
+    path: Path, case: Case, provider: Provider, options: RuntimeOptions, factor: int, tokens: int
+) -> Roofline:
     """Profile one component in a process of its own.
 
     Raises:
         ProviderError: the process failed.
     """
     plain = replace(options, graph=False, tuning=False, fallback=None, profile="")
-    task = {"path": path, "case": case, "factor": factor, "provider": provider.name, "options": plain}
+    task = {"path": path, "case": case, "factor": factor, "tokens": tokens, "provider": provider.name, "options": plain}
     task |= {"side": MATRIX_SIDE, "copied": COPIED_BYTES}
     try:
         answer = run_worker(WORKER, {"task": to_json(task)}, environ={**os.environ, **SERIAL})
@@ -168,7 +170,8 @@ def measure_rooflines(path: Path, rows: Sequence[Row], options: RuntimeOptions) 
             row = mine[name]
             case = Case(name, row.batch_size, row.height, row.width)
             try:
-                rooflines.append(measure_roofline(engine.folder.models[name], case, provider, options, engine.factor))
+                file, tokens = engine.folder.models[name], engine.folder.tokens(name)
+                rooflines.append(measure_roofline(file, case, provider, options, engine.factor, tokens))
             except SdortError as error:
                 remarks.append(f"No roofline of {name}: {error.message}")
     return rooflines, remarks

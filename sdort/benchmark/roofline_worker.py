@@ -46,7 +46,7 @@ def profile_component(task: Mapping[str, Any]) -> dict[str, Any]:
         logged = replace(options, profile=str(folder / "profile"))
         session = open_session(Path(task["path"]), case.component, provider, logged)
         channels = image_channels(session.path, case.component)
-        events = profile_run(session, make_feeds(case, session.inputs, task["factor"], channels))
+        events = profile_run(session, make_feeds(case, session.inputs, task["factor"], channels, task["tokens"]))
     measured = roofs(provider, options, task["side"], task["copied"])
     answer: dict[str, Any] = to_json({"points": hot_nodes(events, provider.ep), **measured})
     return answer

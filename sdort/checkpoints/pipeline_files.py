@@ -20,7 +20,7 @@ def write_pipeline_files(
     folder: Path,
     merges: Sequence[str] = (),
 ) -> None:
-    """Write them as the family's published folder has them.
+    """Write them as the family's published folder has them, but for tokenizers of plain text.
 
     Args:
         family: of the pipeline.
@@ -40,7 +40,7 @@ def write_pipeline_files(
     write_json(folder / "scheduler" / "scheduler_config.json", scheduler)
     merges = merges or read_clip_merges()
     for part in family.encoders:
-        if part.component in configs:
+        if part.component in configs and part.plain is None:
             write_clip_tokenizer(folder / part.tokenizer, merges, part.pad)
 
 
@@ -58,5 +58,5 @@ def _index(family: Family, variant: str | None, configs: Mapping[str, Config], s
     for part in family.encoders:
         if part.component in configs:
             parts[part.component] = ["transformers", part.class_name]
-            parts[part.tokenizer] = ["transformers", "CLIPTokenizer"]
+            parts[part.tokenizer] = ["transformers", part.plain.tokenizer if part.plain else "CLIPTokenizer"]
     return {"_class_name": family.pipelines[variant], **family.index, **parts}

@@ -19,6 +19,8 @@ from sdort.checkpoints.clip_tokenizer import vocabulary_size
 from sdort.checkpoints.pipeline_files import write_pipeline_files
 from sdort.console import quiet_libraries
 from sdort.demo.shapes import SHAPES, Shape
+from sdort.demo.tokenizer import write_letters
+from sdort.families.text_models import TEXT_MODELS
 
 T = TypeVar("T")
 
@@ -44,12 +46,16 @@ def make_random(name: str, folder: Path) -> None:
     configs = {part: _config(model) for part, model in models.items()}
     scheduler = shape.scheduler or shape.family.scheduler
     write_pipeline_files(shape.family, shape.variant, configs, scheduler, folder, shape.merges)
+    for each in shape.family.encoders:
+        if each.plain:
+            write_letters(folder / each.tokenizer, each.plain)
     noise = np.random.default_rng(WEIGHT_SEED).uniform(-1, 1, _NOISE).astype(np.float32)
     for part, model in models.items():
         text = part.startswith("text_encoder")
         tensors = dict(_weights(model, noise, np.dtype(shape.dtype)))
         path = folder / part / ("model.safetensors" if text else "diffusion_pytorch_model.safetensors")
-        save_file(published_names(tensors) if text else tensors, path, metadata={"format": "pt"})
+        is_clip = isinstance(model, transformers.CLIPPreTrainedModel)
+        save_file(published_names(tensors) if is_clip else tensors, path, metadata={"format": "pt"})
 
 
 def published_names(tensors: Mapping[str, T]) -> dict[str, T]:
@@ -67,10 +73,13 @@ def _models(shape: Shape) -> dict[str, torch.nn.Module]:
     vocabulary = vocabulary_size(shape.merges) if shape.merges else CLIP_TOKENS
     net = shape.family.denoiser
     for part, config in zip(shape.family.encoders, shape.texts, strict=True):
-        end = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
-        words = {"hidden_act": part.activation, **part.config, **config, "vocab_size": vocabulary, **end}
-        models[part.component] = getattr(transformers, part.class_name)(transformers.CLIPTextConfig(**words))
-    models[net.component] = getattr(diffusers, net.class_name)(**shape.unet)
+        words = {**part.config, **config}
+        if part.plain is None:
+            end = {"bos_token_id": vocabulary - 2, "eos_token_id": vocabulary - 1, "pad_token_id": vocabulary - 1}
+            words = {"hidden_act": part.activation, **words, "vocab_size": vocabulary, **end}
+        made = getattr(transformers, TEXT_MODELS[part.class_name].config_class)(**words)
+        models[part.component] = getattr(transformers, part.class_name)(made)
+    models[net.component] = getattr(diffusers, net.class_name)(**shape.denoiser)
     models["vae"] = diffusers.AutoencoderKL(**{**shape.family.vae, **shape.vae})
     return models
 
@@ -85,10 +94,13 @@ def _weights(
     model: torch.nn.Module, noise: npt.NDArray[np.float32], dtype: np.dtype[Any]
 ) -> Iterator[tuple[str, npt.NDArray[Any]]]:
     begin = 0
+    stored = model.state_dict().keys()
     for place, module in model.named_modules():
-        for name, parameter in module.named_parameters(recurse=False):
+        # Tables of positions are buffers: noise as large as their sines are does as well.
+        buffers = [each for each in module.named_buffers(recurse=False) if f"{place}.{each[0]}" in stored]
+        for name, parameter in [*module.named_parameters(recurse=False), *buffers]:
             values = np.empty(tuple(parameter.shape), dtype)
-            bound = _bound(module, name)
+            bound = np.float32(1) if (name, parameter) in buffers else _bound(module, name)
             if bound is None:
                 values.fill(name == "weight")
             else:

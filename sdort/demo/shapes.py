@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdort.demo.tokenizer import MERGES
-from sdort.families.data import sd1, sd2, sdxl, sdxl_refiner
+from sdort.families.data import sd1, sd2, sd3, sdxl, sdxl_refiner
 from sdort.families.family import Config, Family
 from sdort.families.scheduler_configs import DDIM_V
 from sdort.families.unet import INPAINTING
@@ -71,6 +71,44 @@ OPENCLIP_G: Config = {
     "projection_dim": 1280,
 }
 
+VAE_16: Config = {**VAE, "latent_channels": 16}
+"""The VAE of transformers."""
+T5_XXL: Config = {
+    "d_model": 4096,
+    "d_kv": 64,
+    "d_ff": 10240,
+    "num_layers": 24,
+    "num_heads": 64,
+    "feed_forward_proj": "gated-gelu",
+    "vocab_size": 32128,
+}
+_PROJECTED_L: Config = {**CLIP_L, "projection_dim": 768}
+_SD3: Config = {
+    "sample_size": 128,
+    "patch_size": 2,
+    "in_channels": 16,
+    "out_channels": 16,
+    "attention_head_dim": 64,
+    "joint_attention_dim": 4096,
+    "pooled_projection_dim": 2048,
+    "qk_norm": "rms_norm",
+}
+SD35_MEDIUM: Config = {
+    **_SD3,
+    "num_layers": 24,
+    "num_attention_heads": 24,
+    "caption_projection_dim": 1536,
+    "dual_attention_layers": tuple(range(13)),
+    "pos_embed_max_size": 384,
+}
+SD35_LARGE: Config = {
+    **_SD3,
+    "num_layers": 38,
+    "num_attention_heads": 38,
+    "caption_projection_dim": 2432,
+    "pos_embed_max_size": 192,
+}
+
 # Stable Diffusion 1.5's shape, narrowed: the same levels and blocks, one layer a block instead of two, and head sizes
 # of 16 and 32 instead of 40 to 160. GPU kernels of GroupNorm want an even number of channels in each of the 32 groups,
 # so no level is narrower than 64.
@@ -90,6 +128,29 @@ _TINY_TEXT: Config = {
     "num_attention_heads": 4,
     "projection_dim": _TINY,
 }
+# Stable Diffusion 3.5's, narrowed in the same way: two blocks, of which one attends to the image twice.
+_TINY_SD35: Config = {
+    **_SD3,
+    "sample_size": 32,
+    "num_layers": 2,
+    "num_attention_heads": 4,
+    "attention_head_dim": 16,
+    "caption_projection_dim": _TINY,
+    "joint_attention_dim": 2 * _TINY,
+    "pooled_projection_dim": 2 * _TINY,
+    "dual_attention_layers": (0,),
+    "pos_embed_max_size": 96,
+}
+_TINY_VAE_16: Config = {**_TINY_VAE, "latent_channels": 16}
+_TINY_T5: Config = {
+    **T5_XXL,
+    "d_model": 2 * _TINY,
+    "d_kv": 16,
+    "d_ff": 4 * _TINY,
+    "num_layers": 2,
+    "num_heads": 4,
+    "vocab_size": 384,
+}
 
 
 @dataclass(frozen=True)
@@ -97,7 +158,7 @@ class Shape:
     """The shape of a pipeline: configs of its components on top of what its family shares."""
 
     family: Family
-    unet: Config
+    denoiser: Config
     texts: tuple[Config, ...]
     """Of each text encoder of the family, in its order."""
     variant: str | None = None
@@ -107,7 +168,7 @@ class Shape:
     dtype: str = "float16"
     """Of the stored weights: as model sites have them."""
     merges: Sequence[str] = ()
-    """Of its tokenizers; CLIP's by default."""
+    """Of its tokenizers; CLIP's by default. Tokenizers of plain text know single letters alone."""
 
 
 SHAPES: dict[str, Shape] = {
@@ -116,7 +177,12 @@ SHAPES: dict[str, Shape] = {
     "sd21": Shape(sd2.FAMILY, {**SD2_UNET, "sample_size": 96}, (OPENCLIP_H,), scheduler=DDIM_V),
     "sdxl": Shape(sdxl.FAMILY, SDXL_UNET, (CLIP_L, OPENCLIP_G)),
     "sdxl-refiner": Shape(sdxl_refiner.FAMILY, REFINER_UNET, (OPENCLIP_G,)),
+    "sd35-medium": Shape(sd3.FAMILY, SD35_MEDIUM, (_PROJECTED_L, OPENCLIP_G, T5_XXL), vae=VAE_16),
+    "sd35-large": Shape(sd3.FAMILY, SD35_LARGE, (_PROJECTED_L, OPENCLIP_G, T5_XXL), vae=VAE_16),
     "tiny": Shape(
         sd1.FAMILY, _TINY_UNET, (_TINY_TEXT,), vae=_TINY_VAE, dtype="float32", merges=MERGES
+    ),
+    "tiny-sd35": Shape(
+        sd3.FAMILY, _TINY_SD35, (_TINY_TEXT, _TINY_TEXT, _TINY_T5), vae=_TINY_VAE_16, dtype="float32", merges=MERGES
     ),
 }  # fmt: skip

@@ -1,11 +1,13 @@
-"""A CLIP tokenizer of the byte alphabet and a few merges: CLIP's own vocabulary is larger than the demo model."""
+"""Small tokenizers: the real vocabularies are larger than the demo model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from sdort.checkpoints.clip_tokenizer import write_clip_tokenizer
+from sdort.families.family import PlainText
 
 # Pairs in the order in which byte-pair encoding joins them; </w> ends a word.
 MERGES = (
@@ -28,6 +30,35 @@ MERGES = (
     "us k</w>",
     "ho us",
 )
+
+
+def write_letters(folder: Path, plain: PlainText) -> None:
+    """Write the files of a tokenizer of plain text that knows single letters, as transformers saves it.
+
+    Args:
+        plain: how the encoder reads prompts: with a chat template as Qwen3's tokenizer, without one as T5's.
+    """
+    import transformers
+    from tokenizers import AddedToken
+    from tokenizers.pre_tokenizers import ByteLevel
+
+    made: Any = getattr(transformers, plain.tokenizer)
+    if plain.before:
+        letters = sorted(ByteLevel.alphabet())
+        tokenizer = made(vocab={letter: number for number, letter in enumerate(letters)}, merges=[])
+        tokenizer.add_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
+        tokenizer.chat_template = _TEMPLATE
+    else:
+        pieces = ["<pad>", "</s>", "<unk>", "\u2581", *map(chr, range(0x21, 0x7F))]
+        tokenizer = made(vocab=[(piece, -float(number)) for number, piece in enumerate(pieces)], extra_ids=0)
+    tokenizer.save_pretrained(folder)
+
+
+_TEMPLATE = (
+    "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}"
+    "{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}"
+)
+"""Qwen3's, for one message of a user who lets it think."""
 
 
 def write_tokenizer(folder: Path, merges: Sequence[str] = MERGES) -> int:

@@ -117,17 +117,18 @@ class OnnxEngine:
             return _OnnxPipeline(self, case_request(case, steps, scheduler))
         if case.component not in self.folder.models:
             raise UsageError(f"{self.path} has no {case.component}")
-        return _OnnxComponent(self.session(case.component), case, self.folder.vae_factor)
+        tokens = self.folder.tokens(case.component)
+        return _OnnxComponent(self.session(case.component), case, self.folder.vae_factor, tokens)
 
     def close(self) -> None:
         self._sessions.clear()
 
 
 class _OnnxComponent:
-    def __init__(self, session: Session, case: Case, factor: int) -> None:
+    def __init__(self, session: Session, case: Case, factor: int, tokens: int) -> None:
         channels = image_channels(session.path, case.component)
-        self.binding = session.bind(make_feeds(case, session.inputs, factor, channels))
-        self.keep: Callable[[], None] | None = partial(keep_case, session, case, factor)
+        self.binding = session.bind(make_feeds(case, session.inputs, factor, channels, tokens))
+        self.keep: Callable[[], None] | None = partial(keep_case, session, case, factor, tokens)
 
     def __call__(self) -> None:
         self.binding.run()

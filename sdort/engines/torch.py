@@ -35,7 +35,8 @@ from sdort.machine.optional_packages import COMPARING, RUNNING, need_packages
 from sdort.pipelines.explain_path import no_diffusers_pipeline, not_there
 from sdort.pipelines.folder import pixels_of
 from sdort.providers.provider import Provider
-from sdort.workload.cases import TOKENS, WHOLE_PIPELINE, Case, make_feeds
+from sdort.samplers.scheduler_names import is_flow
+from sdort.workload.cases import WHOLE_PIPELINE, Case, make_feeds
 
 # component: (attribute of the diffusers pipeline, its method)
 _MODULES = {
@@ -221,7 +222,8 @@ class TorchEngine:
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
         if case.component == WHOLE_PIPELINE:
             pipeline = self.pipeline(WHOLE_PIPELINE)
-            pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler)
+            flow = is_flow(self._family.scheduler)
+            pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler, flow=flow)
             return PipelineRunner(
                 pipeline,
                 case_request(case, steps, scheduler),
@@ -257,7 +259,7 @@ class TorchEngine:
     def inputs(self, component: str) -> dict[str, TensorSpec]:
         """The inputs that the component's ONNX export declares."""
         if component.startswith("text_encoder"):
-            return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", TOKENS))}
+            return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", self._family.tokens(component)))}
         config = self.config(_MODULES[component][0])
         if component == SAFETY_CHECKER:
             vision = vision_settings(config)
@@ -268,7 +270,8 @@ class TorchEngine:
             channels = config["in_channels" if component == ENCODER else "latent_channels"]
             shapes = {"sample": ("batch", channels, "height", "width")}
         else:
-            known: dict[int | str, int | str] = {"batch_size": "batch", "sequence_length": TOKENS}
+            tokens = self._family.tokens(component)
+            known: dict[int | str, int | str] = {"batch_size": "batch", "sequence_length": tokens}
             specs = self._denoiser_inputs(config)
             shapes = {spec.name: tuple(known.get(dim, dim) for dim in spec.dims) for spec in specs}
         return {name: TensorSpec(name, np.dtype("float32"), shape) for name, shape in shapes.items()}

@@ -540,7 +540,8 @@ def _with_placement(
     ran |= {name: session.provider for name, session in models.sessions.items()}
     for component, provider in [(name, ran[name]) for name in folder.compared if name in ran]:
         case = _case(folder, component, request, result, provider)
-        measured = measure_cases(folder.models, [case], provider, options, folder.vae_factor)
+        tokens = folder.tokens(component)
+        measured = measure_cases(folder.models, [case], provider, options, folder.vae_factor, tokens)
         placement += measured
         lines += remarks(measured, provider)
     return replace(result, placement=placement, placement_remarks=lines)

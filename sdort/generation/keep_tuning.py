@@ -52,4 +52,4 @@ def keep_generated(pipeline: HasSessions, requests: Sequence[Request], stages: S
             for case in generation_cases(
                 component, session.inputs, images, stage.size, copies=copies, at_once=request.images_at_once
             ):
-                keep_case(session, case, pipeline.folder.vae_factor)
+                keep_case(session, case, pipeline.folder.vae_factor, pipeline.folder.tokens(component))

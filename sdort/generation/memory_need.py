@@ -15,6 +15,7 @@ from sdort.checkpoints.configs import read_component_config
 from sdort.console import detail, say
 from sdort.errors import BadModelError, MemoryShortageError
 from sdort.families.component_names import CONTROLNET, DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
+from sdort.families.family import CHUNK
 from sdort.families.known_families import DENOISERS
 from sdort.generation.latents.decode import Plan, planner_of
 from sdort.generation.latents.graph_memory import element_bytes, keeps_scores
@@ -31,7 +32,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.activations import activation_bytes
 from sdort.runtime.step.prepared_tensors import Prepared, prepared_tensors, split_file
 from sdort.tables import size_text
-from sdort.workload.cases import TOKENS, Case
+from sdort.workload.cases import Case
 from sdort.workload.samples import Sample
 from sdort.workload.steering_inputs import residual_shapes
 
@@ -61,12 +62,16 @@ def case_bytes(
         return 0
     latents = (case.batch, case.height // folder.vae_factor, case.width // folder.vae_factor)
     if case.component in DENOISERS:
-        return unet_bytes(
-            folder.file(folder.denoiser), folder.config(folder.denoiser), latents, provider, steps, graphs
-        )
+        config, tokens = folder.config(folder.denoiser), folder.tokens(folder.denoiser)
+        return unet_bytes(folder.file(folder.denoiser), config, latents, provider, steps, graphs, tokens)
     if case.component in (DECODER, ENCODER):
         return planner_of(folder, provider, case.component).bytes_for(latents, plan or Plan())
-    return activation_bytes(folder.file(case.component), Sample(case.batch, sequence=TOKENS), provider) or 0
+    return (
+        activation_bytes(
+            folder.file(case.component), Sample(case.batch, sequence=folder.tokens(case.component)), provider
+        )
+        or 0
+    )
 
 
 def unet_bytes(
@@ -76,6 +81,7 @@ def unet_bytes(
     provider: Provider,
     steps: int,
     graphs: int = 1,
+    tokens: int = CHUNK,
 ) -> int:
     """An estimate in bytes of the activations of a UNet, and of what is prepared for its steps.
 
@@ -85,10 +91,11 @@ def unet_bytes(
         steps: of the schedule.
         graphs: each has activations of its own, where sessions share no memory; the outer part's are as large as the
             whole's, where these are largest.
+        tokens: of a prompt.
     """
-    counted = activation_bytes(file, Sample(*latents, TOKENS), provider)
+    counted = activation_bytes(file, Sample(*latents, tokens), provider)
     activations = _usual_bytes(file, config, latents, provider) if counted is None else counted
-    return (1 if provider.pools else graphs) * activations + prepared_bytes(file, latents, steps)
+    return (1 if provider.pools else graphs) * activations + prepared_bytes(file, latents, steps, tokens)
 
 
 def _usual_bytes(file: ComponentFile, config: dict[str, Any], latents: tuple[int, int, int], provider: Provider) -> int:
@@ -102,16 +109,17 @@ def _usual_bytes(file: ComponentFile, config: dict[str, Any], latents: tuple[int
     return int(rows + scores)
 
 
-def prepared_bytes(file: ComponentFile, latents: tuple[int, int, int], steps: int) -> int:
+def prepared_bytes(file: ComponentFile, latents: tuple[int, int, int], steps: int, tokens: int = CHUNK) -> int:
     """Bytes of what is prepared for a UNet's or ControlNet's steps and stays until the last of them, for prompts of
     one chunk of tokens; longer ones have a multiple of the largest part. With ``--no-split`` it is not kept.
 
     Args:
         latents: samples, and the latents along their height and their width.
         steps: of the schedule.
+        tokens: of a prompt.
     """
     try:
-        prepared = file.derived(_prepared, Sample(*latents, TOKENS))
+        prepared = file.derived(_prepared, Sample(*latents, tokens))
     except BadModelError as error:  # of an input that foreign exporters leave open
         detail(f"{file.component}: the estimate lacks what is prepared for its steps: {error.message}")
         return 0

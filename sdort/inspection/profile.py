@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail
+from sdort.families.family import CHUNK
 from sdort.files.staging import temporary_folder
 from sdort.graph.signature import Array
 from sdort.onnx_io.component_file import read_component
@@ -104,12 +105,18 @@ def _open_and_run(
 
 
 def measure_cases(
-    models: Mapping[str, Path], todo: Sequence[Case], provider: Provider, options: RuntimeOptions, factor: int
+    models: Mapping[str, Path],
+    todo: Sequence[Case],
+    provider: Provider,
+    options: RuntimeOptions,
+    factor: int,
+    tokens: int = CHUNK,
 ) -> list[Placement]:
     """The placement of each component at its case.
 
     Args:
         factor: pixels a latent.
+        tokens: of a prompt, as the component takes them.
     """
     from sdort.workload.cases import make_feeds
 
@@ -117,7 +124,8 @@ def measure_cases(
     for case in todo:
         path = models[case.component]
         channels = image_channels(path, case.component)
-        feeds = make_feeds(case, read_component(path, case.component).signature.inputs, factor, channels)
+        inputs = read_component(path, case.component).signature.inputs
+        feeds = make_feeds(case, inputs, factor, channels, tokens)
         placements.append(measure_placement(path, case.component, provider, options, feeds))
     return placements
 

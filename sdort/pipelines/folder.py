@@ -88,6 +88,10 @@ class PipelineFolder:
         """The components that text to image runs, in their order."""
         return self.family.needed
 
+    def tokens(self, component: str) -> int:
+        """As :meth:`sdort.families.family.Family.tokens`."""
+        return self.family.tokens(component)
+
     @property
     def compared(self) -> list[str]:
         """The components whose outputs are numbers, to be compared and timed by themselves: not a safety checker that

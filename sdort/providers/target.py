@@ -90,8 +90,10 @@ class Target:
             name = node.op if node.domain == MICROSOFT else f"{node.domain}.{node.op}"
             condition = self.conditions.get(f"{node.domain}.{node.op}")
             if condition is None:
-                left_out = f"{node.domain}.{node.op}" in self.left_out
-                return f"{name} is left out, as --disable asks" if left_out else f"{self.name} has no kernel for {name}"
+                if f"{node.domain}.{node.op}" not in self.left_out:
+                    return f"{self.name} has no kernel for {name}"
+                own = node.domain == OWN_DOMAIN
+                return f"{name} is {'one of the operators that are not used' if own else 'left out, as --disable asks'}"
             return condition(editor.facts.call(node)) if editor is not None else None
         if node.domain:
             return f"{self.name} has no kernels of domain {node.domain}"

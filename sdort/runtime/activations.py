@@ -26,6 +26,8 @@ from sdort.workload.samples import Sample, declared_inputs, fill_inputs, fixed_b
 
 VIEWS = frozenset({"Flatten", "Identity", "Reshape", "Squeeze", "Unsqueeze"})
 """Operators whose output lies in their first input, in ONNX Runtime's kernels for CPU, CUDA and ROCm."""
+_COPYING = frozenset({"BiasGelu", "FastGelu"})
+"""Operators whose kernels for the CPU have a tensor of their output's size beside it."""
 _NARROW_HEAD = 256
 """The widest head that fused attention on AMD's GPUs takes; what runs instead holds the scores."""
 
@@ -144,7 +146,9 @@ def _sigmoids(nodes: Iterable[onnx.NodeProto]) -> set[str]:
 
 
 def _scratch(node: onnx.NodeProto, elements: _Elements, provider: Provider) -> int:
-    """Bytes that a kernel of attention takes beside its inputs and outputs."""
+    """Bytes that a kernel takes beside its inputs and outputs."""
+    if node.op_type in _COPYING and node.domain == MICROSOFT and provider.is_fallback:
+        return elements.bytes(node.output[0])
     if node.op_type == "Attention" and not node.domain:
         return 2 * _scores(node, elements) * elements.half
     if node.op_type != "MultiHeadAttention" or node.domain != MICROSOFT:

@@ -19,15 +19,16 @@ from sdort.tuning.working_folder import working_folder
 from sdort.workload.cases import Case, feed_shapes, make_feeds
 
 
-def keep_case(session: Session, case: Case, factor: int) -> None:
+def keep_case(session: Session, case: Case, factor: int, tokens: int) -> None:
     """Keep what was tuned on a case.
 
     Args:
         factor: pixels a latent.
+        tokens: of a prompt, as the component takes them.
     """
     if not is_tuned(session):
         return
-    feeds = make_feeds(case, session.inputs, factor, image_channels(session.path, case.component))
+    feeds = make_feeds(case, session.inputs, factor, image_channels(session.path, case.component), tokens)
     keep_shapes(session, feed_shapes(feeds))
 
 

@@ -66,7 +66,8 @@ class WarmupTarget:
     def item(self, case: Case, inputs: InputSpecs, decodes: Sequence[Decode] = ()) -> Item:
         """A component at a case."""
         path = self.folder.models[case.component]
-        feeds = make_feeds(case, inputs, self.folder.vae_factor, image_channels(path, case.component))
+        channels, tokens = image_channels(path, case.component), self.folder.tokens(case.component)
+        feeds = make_feeds(case, inputs, self.folder.vae_factor, channels, tokens)
         key = make_key(path, case.component, self.provider, self.runtime, feed_shapes(feeds))
         return Item(case, path, feeds, key, list(decodes))
 

@@ -11,6 +11,7 @@ import numpy as np
 from sdort.errors import BadModelError, UsageError
 from sdort.families.component_names import CONTROLNET, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER, T2I_ADAPTER
 from sdort.families.denoiser_arguments import timestep_shape
+from sdort.families.family import CHUNK
 from sdort.families.known_families import DENOISERS, FAMILIES
 from sdort.graph.signature import Array, TensorSpec, static_size
 from sdort.workload.samples import (
@@ -29,7 +30,6 @@ from sdort.workload.samples import (
 from sdort.workload.steering_inputs import IMAGE, SCALES, image_inputs, is_image_scale, is_residual
 
 WHOLE_PIPELINE = "pipeline"
-TOKENS = 77
 IMAGES_AT_ONCE = 4
 SEED = 1234
 
@@ -118,7 +118,11 @@ class CaseNumbers:
 
 
 def make_feeds(
-    case: Case, inputs: Mapping[str, TensorSpec], factor: int, channels: int | None = None
+    case: Case,
+    inputs: Mapping[str, TensorSpec],
+    factor: int,
+    channels: int | None = None,
+    tokens: int = CHUNK,
 ) -> dict[str, Array]:
     """:class:`CaseNumbers` for every input of a component.
 
@@ -126,6 +130,7 @@ def make_feeds(
         inputs: as the model declares them; their dtypes are cast to later, their static sizes must fit.
         factor: pixels a latent.
         channels: of the image or latent, where the model leaves them open; None for Stable Diffusion's.
+        tokens: of a prompt, as the component takes them.
 
     Raises:
         UsageError: the model is static and was exported for another batch or size.
@@ -133,7 +138,7 @@ def make_feeds(
     """
     pictures = case.component in (ENCODER, T2I_ADAPTER, *_CLIP_VISION)
     scale = 1 if pictures else factor
-    sample = Sample(case.batch, case.height // scale, case.width // scale, TOKENS)
+    sample = Sample(case.batch, case.height // scale, case.width // scale, tokens)
     if case.component in _CLIP_VISION:
         fixed = next(iter(inputs.values())).shape
         sample = replace(sample, height=static_size(fixed, 2) or 224, width=static_size(fixed, 3) or 224)

@@ -425,7 +425,7 @@ def test_the_process_measures_nodes_and_roofs(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(roofline, "MATRIX_SIDE", 64)
     monkeypatch.setattr(roofline, "COPIED_BYTES", 1 << 16)
     case = Case("unet", 2, 64, 64)
-    found = measure_roofline(tiny.onnx / "unet" / "model.onnx", case, CPU, RuntimeOptions("cpu"), 4)
+    found = measure_roofline(tiny.onnx / "unet" / "model.onnx", case, CPU, RuntimeOptions("cpu"), 4, 77)
     assert len(found.points) == roofline.HOT
     assert {"MatMul", "Conv"} & {point.operator for point in found.points}
     assert all(point.seconds > 0 and point.bytes > 0 and point.flops > 0 for point in found.points)

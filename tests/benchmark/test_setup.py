@@ -319,10 +319,10 @@ def test_placements_go_to_the_rows_of_their_engines(monkeypatch: pytest.MonkeyPa
     seen: list[Any] = []
 
     class Onnx(Fake):
-        folder, options = SimpleNamespace(models="models"), "options"
+        folder, options = SimpleNamespace(models="models", tokens=len), "options"
 
-    def measured(models: Any, cases: list[Case], provider: Any, options: Any, factor: int) -> list[str]:
-        seen.append((models, *cases, provider.name, options, factor))
+    def measured(models: Any, cases: list[Case], provider: Any, options: Any, *sizes: int) -> list[str]:
+        seen.append((models, *cases, provider.name, options, *sizes))
         return [f"placement {len(seen)}"]
 
     monkeypatch.setattr(measure, "OnnxEngine", Onnx)
@@ -331,7 +331,7 @@ def test_placements_go_to_the_rows_of_their_engines(monkeypatch: pytest.MonkeyPa
     rows = [row(), row(batch_size=5), row("pipeline"), row("pipeline"), row(), row(status="bad")]
     measure._fill_placements(rows, engines)
     assert [each.placement for each in rows] == [None, "placement 1", None, None, None, None]  # type: ignore[comparison-overlap]
-    assert seen == [("models", Case("unet", 5, 64, 96), "cpu", "options", 8)]
+    assert seen == [("models", Case("unet", 5, 64, 96), "cpu", "options", 8, len("unet"))]
 
 
 # Conditions
@@ -499,10 +499,10 @@ def test_rooflines_are_of_the_first_case_that_was_timed(monkeypatch: pytest.Monk
         name, factor = "onnxruntime", 8
 
         def __init__(self, *_: Any) -> None:
-            self.folder = SimpleNamespace(models={"unet": Path("u"), "vae_decoder": Path("d")})
+            self.folder = SimpleNamespace(models={"unet": Path("u"), "vae_decoder": Path("d")}, tokens=len)
 
-    def profiled(path: Path, case: Case, provider: Any, options: Any, factor: int) -> str:
-        measured.append((str(path), case, factor))
+    def profiled(path: Path, case: Case, provider: Any, options: Any, *sizes: int) -> str:
+        measured.append((str(path), case, *sizes))
         if case.component == "vae_decoder":
             raise ProviderError("it is broken")
         return "a roofline"
@@ -517,8 +517,8 @@ def test_rooflines_are_of_the_first_case_that_was_timed(monkeypatch: pytest.Monk
     ]  # fmt: skip
     found: Any = roofline.measure_rooflines(Path("onnx"), rows, RuntimeOptions())
     assert found == (["a roofline"], ["No roofline of vae_decoder: it is broken"])
-    assert measured == [("u", Case("unet", 2, 64, 96), 8), ("d", Case("vae_decoder", 1, 64, 96), 8)]
-    nothing = ([], ["No roofline: it needs unet or vae_decoder, measured in onnxruntime."])  # type: ignore[var-annotated]
+    assert measured == [("u", Case("unet", 2, 64, 96), 8, 4), ("d", Case("vae_decoder", 1, 64, 96), 8, 11)]
+    nothing = ([], ["No roofline: it needs unet or transformer or vae_decoder, measured in onnxruntime."])  # type: ignore[var-annotated]
     for path, given in (("other", rows), ("onnx", rows[:2]), ("onnx", rows[-1:])):
         assert roofline.measure_rooflines(Path(path), given, RuntimeOptions()) == nothing
 

@@ -9,12 +9,16 @@ import numpy as np
 import pytest
 import torch
 from click.testing import CliRunner
-from diffusers import AutoencoderKL, UNet2DConditionModel
+from diffusers import AutoencoderKL, SD3Transformer2DModel, UNet2DConditionModel
 from support import published_configs as published
 
 from sdort.cli import cli
 from sdort.demo.random_pipeline import _repeat, _weights
 from sdort.demo.shapes import SHAPES
+from sdort.demo.tokenizer import write_letters
+from sdort.exporter.plain_tokenizers import write_plain_tokenizer
+from sdort.families.family import PlainText
+from sdort.generation.prompts.plain_tokenizer import PlainTokenizer
 
 PUBLISHED = {
     "sd15": "SD 1.5",
@@ -36,9 +40,9 @@ def shapes_of(config: Any) -> dict[str, torch.Size]:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_a_unet_has_the_tensors_and_sizes_of_the_published_config(name: str) -> None:
     expected = published.UNETS[PUBLISHED[name]]
-    found = shapes_of(SHAPES[name].unet)
+    found = shapes_of(SHAPES[name].denoiser)
     assert found == shapes_of(expected)
-    assert SHAPES[name].unet["sample_size"] == expected["sample_size"]
+    assert SHAPES[name].denoiser["sample_size"] == expected["sample_size"]
     if name in PARAMETERS:
         assert sum(shape.numel() for shape in found.values()) == PARAMETERS[name]
 
@@ -84,3 +88,41 @@ def test_an_unknown_shape_is_told_the_known_ones(tmp_path: Path) -> None:
     assert "random:sd16" in done.output
     assert all(f"random:{name}" in done.output for name in SHAPES)
     assert not (tmp_path / "out").exists()
+
+
+def test_a_transformer_has_as_many_parameters_as_the_released_one() -> None:
+    for name, billions in (("sd35-medium", 2.243), ("sd35-large", 8.057)):
+        with torch.device("meta"):
+            model = SD3Transformer2DModel(**SHAPES[name].denoiser)
+        assert sum(each.numel() for each in model.parameters()) / 1e9 == pytest.approx(billions, abs=2e-3)
+
+
+def test_tables_of_positions_are_stored() -> None:
+    """They are no parameters, and every other tensor of the state is there too."""
+    with torch.device("meta"):
+        model = SD3Transformer2DModel(**SHAPES["tiny-sd35"].denoiser)
+    found = dict(_weights(model, np.linspace(-1, 1, 1009, dtype=np.float32), np.dtype(np.float32)))
+    assert found.keys() == model.state_dict().keys()
+    assert found["pos_embed.pos_embed"].std() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("plain", "text", "count"),
+    [
+        (PlainText("T5TokenizerFast", 32, padded=True), "a cat", 32),
+        (
+            PlainText("Qwen2Tokenizer", 32, False, "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
+            "a c",
+            21,
+        ),
+    ],
+    ids=lambda each: getattr(each, "tokenizer", ""),
+)
+def test_letters_are_tokens_of_plain_text(plain: PlainText, text: str, count: int, tmp_path: Path) -> None:
+    write_letters(tmp_path, plain)
+    write_plain_tokenizer(tmp_path, plain, tmp_path)
+    tokenizer = PlainTokenizer(tmp_path, plain)
+    row = tokenizer.row(text)
+    assert (len(row.ids), row.lost) == (count, ())
+    assert tokenizer.text(row.ids).startswith(f"{plain.before}{text}")
+    assert len(set(tokenizer.row("dog").ids) ^ set(row.ids)) > 3

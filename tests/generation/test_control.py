@@ -418,7 +418,7 @@ def test_memory_counts_what_controls_take(made: Made, ours: Any, monkeypatch: py
 def test_what_was_tuned_for_controls_is_kept(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        keep_tuning, "keep_case", lambda session, case, factor: kept.append((case.component, case.batch))
+        keep_tuning, "keep_case", lambda session, case, *sizes: kept.append((case.component, case.batch))
     )
     monkeypatch.setattr(keep_tuning, "keep_shapes", lambda session, shapes: kept.append((session.component, 1)))
     _generate(ours, [f"{made.out('net0')}:{made.image(0)}", f"{made.out('adapter')}:{made.image(1)}"], steps=1)

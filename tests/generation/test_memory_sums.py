@@ -252,14 +252,25 @@ def test_a_case_counts_by_its_component(component: str, wanted: Any, monkeypatch
         return SimpleNamespace(bytes_for=lambda latents, plan: ("plan", latents) if plan == PLAN else 0)
 
     monkeypatch.setattr(memory_need, "planner_of", planner_of)
-    monkeypatch.setattr(memory_need, "unet_bytes", lambda file, config, latents, on, steps, _: (file, latents, steps))
+    monkeypatch.setattr(
+        memory_need,
+        "unet_bytes",
+        lambda file, config, latents, on, steps, _, tokens: (file, latents, steps) if tokens == 333 else 0,
+    )
     counted = {"text_encoder": 77, "other": None}
     monkeypatch.setattr(
-        memory_need, "activation_bytes", lambda file, sample, on: counted[file] if sample.batch == 5 else 0
+        memory_need,
+        "activation_bytes",
+        lambda file, sample, on: counted[file] if (sample.batch, sample.sequence) == (5, 333) else 0,
     )
     names = ("unet", "vae_decoder", "vae_encoder", "text_encoder", "other")
     folder: Any = SimpleNamespace(
-        denoiser="unet", vae_factor=8, models=names, file=lambda name: name, config=lambda name: {}
+        denoiser="unet",
+        vae_factor=8,
+        models=names,
+        file=lambda name: name,
+        config=lambda name: {},
+        tokens=lambda _: 333,
     )
     assert memory_need.case_bytes(folder, Case(component, 5, 16, 48), CPU, PLAN, steps=4) == wanted
     assert asked == ([component] if component.startswith("vae") else [])

@@ -592,7 +592,9 @@ def test_placement_is_of_every_component_and_all_images(monkeypatch: pytest.Monk
     monkeypatch.setattr(command, "measure_cases", lambda *given: [given])
     monkeypatch.setattr(command, "remarks", lambda measured, provider: [f"{measured[0][1][0]} {provider}"])
     closed, parts = "text_encoder", ("unet", "vae_decoder")
-    folder = SimpleNamespace(name="folder", models="models", vae_factor=8, compared=(closed, "vae_encoder", *parts))
+    folder = SimpleNamespace(
+        name="folder", models="models", vae_factor=8, tokens=len, compared=(closed, "vae_encoder", *parts)
+    )
     sessions = {name: SimpleNamespace(provider=f"{name} provider") for name in parts}
     # With ``--memory low`` a component has no session any more when the run has ended.
     result: Any = FakeResult(opened=(SimpleNamespace(component=closed), SimpleNamespace(component="unet")))
@@ -601,7 +603,8 @@ def test_placement_is_of_every_component_and_all_images(monkeypatch: pytest.Monk
     models: Any = SimpleNamespace(folder=folder, sessions=sessions, provider="pipeline's provider")
     found: Any = _with_placement(result, models, requests, "options")  # type: ignore[arg-type]
     assert asked == [("folder", name, 5, "a", result, provider) for name, provider in ran]
-    assert found.placement == [("models", [f"case of {name}"], provider, "options", 8) for name, provider in ran]
+    wanted = [("models", [f"case of {name}"], provider, "options", 8, len(name)) for name, provider in ran]
+    assert found.placement == wanted
     assert found.placement_remarks == [f"case of {name} {provider}" for name, provider in ran]
 
 

@@ -15,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
-from support import task_parity, tiny_sd3
+from support import allocations, task_parity, tiny_sd3
 from support.pipelines import edit_index, locked, trace_folder
 from support.relisted import relist
 
@@ -23,8 +23,13 @@ import sdort
 from sdort.engines.rounding import emulate
 from sdort.engines.standard_operators import expand
 from sdort.errors import BadModelError, MissedFusionError, UsageError
+from sdort.generation.memory_need import case_bytes, unet_bytes
 from sdort.pipelines.folder import open_folder
+from sdort.providers import CPU
+from sdort.runtime import activations
 from sdort.verification.metrics import psnr
+from sdort.workload.cases import Case
+from sdort.workload.samples import Sample
 
 Array = np.ndarray[Any, Any]
 
@@ -248,3 +253,51 @@ def test_a_config_of_another_model_is_refused(sd3: Made, key: str, value: int | 
     path.write_text(json.dumps({name: each for name, each in {**config, key: value}.items() if each is not None}))
     with pytest.raises(BadModelError, match=key):
         sdort.export(tmp_path / "checkpoint", tmp_path / "out", cache_dir=sd3.traces)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_components_and_images_are_verified_and_timed_beside_torch(sd3: Made, tmp_path: Path) -> None:
+    sdort.optimize(sd3.out, tmp_path / "fast", provider="cpu")
+    found = sdort.verify(tmp_path / "fast", provider="cpu", steps=2, seeds=1, images=True)
+    assert found.passed
+    against_torch = {each.component for each in found.comparisons if each.against == "torch"}
+    assert {"text_encoder_3", "transformer", "vae_decoder"} <= against_torch
+    assert len(found.images) > 0
+    timed = sdort.bench(
+        tmp_path / "fast", baseline=sd3.checkpoint, provider="cpu", steps=2, repeat=1, warmup=1,
+        components=["text_encoder_3", "transformer", "pipeline"],
+    )  # fmt: skip
+    rows = [(row.engine, row.component, row.failed) for row in timed.rows]
+    wanted = [
+        (engine, name) for name in ("text_encoder_3", "transformer", "pipeline") for engine in ("torch", "onnxruntime")
+    ]
+    assert rows == [(engine, name, False) for engine, name in wanted]
+
+
+def test_the_memory_of_a_step_is_what_onnx_runtime_takes(
+    sd3: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counter = allocations.library()
+    if counter is None:
+        pytest.skip("no compiler")
+    sdort.optimize(sd3.out, tmp_path / "fast", provider="cpu", components=["transformer"])
+    file = open_folder(tmp_path / "fast", ("transformer",)).file("transformer")
+    monkeypatch.setattr(activations, "split_file", lambda _: None)  # the whole graph runs here
+    samples = [Sample(1, 64, 64, 333), Sample(2, 40, 64, 77)]
+    shapes = [activations._input_shapes(file, sample) for sample in samples]
+    for sample, taken in zip(samples, allocations.most_taken(counter, file.path, shapes), strict=True):
+        counted = activations._counted(file, sample, CPU, False)
+        assert taken <= 1.001 * counted + 65_536
+        assert counted <= 1.15 * taken
+
+
+def test_a_case_has_the_tokens_of_all_encoders(make: Callable[[bool], Made]) -> None:
+    for t5 in (True, False):
+        folder = open_folder(make(t5).out)
+        tokens = [folder.tokens(name) for name in ("text_encoder", "text_encoder_2", "text_encoder_3", "transformer")]
+        assert tokens == [77, 77, 256, 77 + 256]
+        more, fewer = (
+            unet_bytes(folder.file("transformer"), {}, (2, 16, 16), CPU, 4, 1, number) for number in (333, 77)
+        )
+        assert more > fewer
+        assert case_bytes(folder, Case("transformer", 2, 32, 32), CPU, steps=4) == more

@@ -692,7 +692,7 @@ def test_what_steers_is_safer_before_the_unet_and_only_there(monkeypatch: pytest
 def test_what_was_tuned_is_kept_for_every_stage_and_every_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     cases: list[Any] = []
     shapes: list[Any] = []
-    monkeypatch.setattr(keep_tuning, "keep_case", lambda session, case, factor: cases.append((case, factor)))
+    monkeypatch.setattr(keep_tuning, "keep_case", lambda session, case, *sizes: cases.append((case, *sizes)))
     monkeypatch.setattr(keep_tuning, "keep_shapes", lambda session, dims: shapes.append((session.component, dims)))
     stages: list[Any] = [SimpleNamespace(size=(16, 48)), SimpleNamespace(size=(32, 96))]
 
@@ -705,19 +705,21 @@ def test_what_was_tuned_is_kept_for_every_stage_and_every_shape(monkeypatch: pyt
             DECODER: session(DECODER, (("x", (2, 4, 2, 6)),), (("x", (1, 4, 2, 6)),)),
             "unet": session("unet", (("sample", (9, 9)),)),
         },
-        controls=SimpleNamespace(sessions=[session(CONTROLNET)]), folder=SimpleNamespace(vae_factor=8),
+        controls=SimpleNamespace(sessions=[session(CONTROLNET)]), folder=SimpleNamespace(vae_factor=8, tokens=len),
     )  # fmt: skip
     request = Request("a", num_images=2, images_at_once=3)
     keep_tuning.keep_generated(pipeline, [request, request], stages)
     assert shapes == [
         ("text_encoder", {"input_ids": (1, 77)}), (DECODER, {"x": (1, 4, 2, 6)}), (DECODER, {"x": (2, 4, 2, 6)}),
     ]  # fmt: skip
-    wanted = [(Case("unet", batch, *size), 8) for size in ((16, 48), (32, 96)) for batch in (2, 6)]  # 3 images, then 1
+    wanted = [
+        (Case("unet", batch, *size), 8, 4) for size in ((16, 48), (32, 96)) for batch in (2, 6)
+    ]  # 3 images, then 1
     assert cases == wanted
     cases.clear()
     steered: Any = replace(request, control=("c",), guidance_scale=1.0)  # type: ignore[arg-type]
     keep_tuning.keep_generated(pipeline, [steered], stages)
-    assert [(case.component, case.batch) for case, _ in cases] == [("unet", 2)] * 2 + [(CONTROLNET, 2)] * 2
+    assert [(case.component, case.batch) for case, *_ in cases] == [("unet", 2)] * 2 + [(CONTROLNET, 2)] * 2
 
 
 # Refiners

@@ -171,6 +171,16 @@ def test_a_mask_has_the_cpu_hold_the_scores_and_an_input_that_is_left_out_does_n
     assert found == without + held * 4 * 3 * 2 * 7 * 7
 
 
+def test_gelus_have_one_tensor_more_on_the_cpu(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["": 17, "com.microsoft": 1]> g (float[N, S, 4] x) => (float[N, S, 4] y)
+        <float[4] w = {1, 2, 3, 4}> {
+        a = SimplifiedLayerNormalization (x, w) b = com.microsoft.FastGelu (a) y = Neg (b) }"""
+    file = one(text, tmp_path)
+    tensor = 2 * 5 * 4 * 4
+    assert activation_bytes(file, Sample(2, sequence=5), CPU) == 4 * tensor
+    assert activation_bytes(file, Sample(2, sequence=5), CUDA, widened=True) == 3 * tensor + CUDA.workspace_bytes
+
+
 def test_sigmoids_of_what_they_are_multiplied_with_take_nothing(tmp_path: Path) -> None:
     text = '<ir_version: 8, opset_import: ["": 17]> g (float[N, S, 4] x) => (float[N, S, 4] y) {'
     body = " a = Neg (x) s = Sigmoid (a) b = Mul (OTHER, s) y = Neg (b) }"

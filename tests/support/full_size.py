@@ -13,7 +13,7 @@ from sdort.demo import shapes
 
 UNETS: dict[str, dict[str, Any]] = {
     "sd15": {**shapes.SD1_UNET},
-    "sd15_inpaint": {**shapes.SHAPES["sd15-inpainting"].unet},
+    "sd15_inpaint": {**shapes.SHAPES["sd15-inpainting"].denoiser},
     "sd21": {**shapes.SD2_UNET},
     "sdxl": {**shapes.SDXL_UNET},
     "sdxl_refiner": {**shapes.REFINER_UNET},

@@ -138,15 +138,20 @@ def _flow_choice(
     return SchedulerChoice(class_name, whole, None)
 
 
-def load_scheduler(folder: Path, name: str | None, **options: Any) -> Any:
+def load_scheduler(folder: Path, name: str | None, *, flow: bool = False, **options: Any) -> Any:
     """Diffusers' scheduler, as :func:`choose_scheduler`.
 
+    Args:
+        flow: whether diffusers' pipeline of the model draws by flow matching, as those of a UNet do not.
+
     Raises:
-        BadModelError: the folder has no usable scheduler config, or one of flow matching, with which diffusers'
-            pipelines of a UNet do not draw.
+        BadModelError: the folder has no usable scheduler config, or one of flow matching without ``flow``.
         UsageError: no such scheduler, or it does not work with this config, spacing or eta.
     """
     choice = choose_scheduler(folder, name, **options)
+    if flow:
+        config = {name: value for name, value in choice.config.items() if name != IMAGE_TOKENS}
+        return _made(choice.class_name, config)
     if is_flow(choice.config) or choice.class_name in OF_FLOW:
         raise BadModelError(
             f"the scheduler of {folder.parent}, {choice.config.get('_class_name')}, is for a model of flow matching, "

@@ -15,6 +15,7 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper, numpy_helper
 
+from sdort.graph.domains import IN_DEFAULT_DOMAIN, MICROSOFT
 from sdort.graph.fact import MAX_VALUE, NOTHING, Fact
 from sdort.graph.signature import Array
 from sdort.onnx_io.evaluate import evaluate_nodes
@@ -101,7 +102,8 @@ class _Inference:
                 rules.set(tensors[name], self.facts.get(name, NOTHING))
         inputs, outputs = ([tensors[name] for name in names] for names in (node.input, node.output))
         attributes = {attribute.name: _value(attribute) for attribute in node.attribute}
-        rules.infer(gs.Node(node.op_type, node.name, attributes, inputs, outputs, domain=node.domain or None))
+        domain = MICROSOFT if node.op_type in IN_DEFAULT_DOMAIN else node.domain or None
+        rules.infer(gs.Node(node.op_type, node.name, attributes, inputs, outputs, domain=domain))
         return [rules.of(tensor) for tensor in outputs]
 
 
