@@ -113,7 +113,7 @@ def test_tables_of_positions_are_stored() -> None:
         (
             PlainText("Qwen2Tokenizer", 32, False, "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"),
             "a c",
-            21,
+            22,
         ),
     ],
     ids=lambda each: getattr(each, "tokenizer", ""),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_rows_are_read_as_they_are_written() -> None:
 
 def test_parts_have_keys_of_their_own() -> None:
     """Equal ones share a place in the file, others do not."""
-    matrix, other = Stored("a", 0, (8, 64), np.float32), Stored("b", 0, (8, 64), np.float32)
+    matrix, other = Stored(Path("a"), 0, (8, 64), np.float32), Stored(Path("b"), 0, (8, 64), np.float32)
     eight, four, wide = GroupFormat(8, 32), GroupFormat(4, 32), GroupFormat(4, 64)
     different = [part(each, form, np.float16) for part in (Integers, Scales) for each in (matrix, other)
                  for form in (eight, four, wide)]  # fmt: skip

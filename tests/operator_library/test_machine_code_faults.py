@@ -114,7 +114,9 @@ def test_a_fault_of_one_form_shows_in_that_form(target: Target, kernel: str) -> 
     """Layer norms and those of root mean squares have sums of their own: each barrier and exchange of neighbours."""
     forms = [case for case in cases(target) if case.kernel == kernel]
     assert len(forms) == 2
-    faults = [(barrier, nothing) for barrier in barriers(target, kernel)]
+    faults: list[tuple[list[Instruction], Callable[[tuple[int, ...]], tuple[int, ...]]]] = [
+        (barrier, nothing) for barrier in barriers(target, kernel)
+    ]
     if target.machine != "mfma":
         met = field(1, 8, 9, 0x162)
         faults += [([each], met) for each in found(target, kernel, ".*_dpp .*row_xmask:1 ")]

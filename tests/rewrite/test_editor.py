@@ -213,7 +213,7 @@ def test_the_number_that_fills_a_constant_of_any_size() -> None:
     absent = Absent("p", [4], np.float32)
     for values, wanted in (
         (ones, 1.0), (late, None), (Inline(ones), 1.0), (Inline(late), None), (Cast(Inline(ones), np.float16), 1.0),
-        (np.float32([[0.1, 0.1]]), float(np.float32(0.1))), (np.zeros(0, np.float32), None), (np.array(3), 3.0),
+        (np.full((1, 2), 0.1, np.float32), float(np.float32(0.1))), (np.zeros(0, np.float32), None), (np.array(3), 3.0),
         (np.full(5, np.nan), None), (absent, None), (Concatenated([Inline(np.ones(2, np.float32)), absent], 0), None),
     ):  # fmt: skip
         assert editor.filling(constant(values)) == wanted
