@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from PIL import Image
@@ -16,6 +18,7 @@ from support.pipelines import Exported, export_family, trace_folder
 import sdort
 from sdort.errors import UsageError
 from sdort.optimizer.expected import architecture
+from sdort.runtime.step.step_split import split_step
 from sdort.verification.metrics import psnr
 
 Array = np.ndarray[Any, Any]
@@ -156,6 +159,28 @@ def test_its_modulations_and_gated_sums_are_operators_of_sdort(target: str, dev:
     found = report.components["transformer"].operators
     assert sum(number for name, number in found.items() if "ModulatedLayerNorm" in name) == 6
     assert sum(number for name, number in found.items() if "Gated" in name) == 5
+
+
+def test_what_leaves_the_step(dev: Exported, tmp_path: Path) -> None:
+    """Modulations are computed once a schedule, and so are their weights; positions once a size of the latents."""
+    sdort.optimize(dev.out, tmp_path / "fast", provider="cpu")
+    proto = onnx.load(tmp_path / "fast" / "transformer" / "model.onnx", load_external_data=False)
+    split = split_step(proto)
+    assert split is not None
+    assert split.prompt is not None
+    assert split.time is not None
+    operators = {node.op_type for node in split.step.graph.node}
+    assert not operators & {"Cos", "Sin", "Range", "Gemm", "Sigmoid"}
+    parts = [weights(part) for part in (split.prompt, split.time, split.step)]
+    assert sum(parts) >= weights(proto)
+    # Those of a block with two streams, of one with one stream, and of the output.
+    modulations = 32 * 32 * (12 + 3 + 2) + 32 * (12 + 3 + 2)
+    assert modulations < parts[1] < 1.6 * modulations
+    assert parts[2] < 0.53 * weights(proto)
+
+
+def weights(model: onnx.ModelProto) -> int:
+    return sum(math.prod(tensor.dims) for tensor in model.graph.initializer)
 
 
 def test_images_of_fp16_are_alike(dev: Exported, tmp_path: Path) -> None:

@@ -338,7 +338,7 @@ def test_each_part_of_a_session_is_bound_where_torch_meets_it(
     made: Any = TensorSession(whole, place)
     assert made._step == (whole, SAMPLE, place, True)
     time = ("rows", (split.time, "spec of time", place, False), {"each"}, "timestep")
-    prompt = ("prompts", (split.prompt, "spec of prompt", place, False), ["sample"], ["beside"])
+    prompt = ("prompts", (split.prompt, "spec of prompt", place, False), ["sample"], ["beside"], "sample")
     assert (made._rows, made._prompts) == (time if "time" in has else None, prompt if "prompt" in has else None)
 
 
@@ -423,7 +423,7 @@ class Binding:
 
 def test_the_last_prompts_are_known_by_their_values_and_weights() -> None:
     binding: Any = Binding()
-    kept = PromptCache(PromptTensors(binding, ("s", "both"), ("t", "both")))
+    kept = PromptCache(PromptTensors(binding, ("s", "both"), ("t", "both"), "sample"))
 
     def made(text: float, size: float = 0.0, version: int = 1) -> int:
         found = kept.of({"text": torch.tensor([text]), "size": torch.tensor([size]), "more": torch.zeros(1)}, version)
@@ -441,7 +441,7 @@ def test_the_last_prompts_are_known_by_their_values_and_weights() -> None:
 
 def test_a_prompt_that_was_changed_in_place_is_another_one_and_the_first_is_still_known() -> None:
     binding: Any = Binding()
-    kept = PromptCache(PromptTensors(binding, ("s",), ()))
+    kept = PromptCache(PromptTensors(binding, ("s",), (), "sample"))
     value, other = torch.zeros(2), torch.zeros(2)
     first = kept.of({"text": value, "size": other}, 1)
     value += 1
@@ -453,7 +453,7 @@ def test_a_prompt_that_was_changed_in_place_is_another_one_and_the_first_is_stil
 
 def test_a_tensor_on_the_cpu_is_compared_as_numpy_may_have_changed_it() -> None:
     binding: Any = Binding()
-    kept = PromptCache(PromptTensors(binding, ("s",), ()))
+    kept = PromptCache(PromptTensors(binding, ("s",), (), "sample"))
     values = {"text": torch.zeros(2), "size": torch.zeros(2)}
     first = kept.of(values, 1)
     assert kept.of(values, 1) is first
@@ -492,7 +492,7 @@ def test_a_tensor_on_a_gpu_is_known_by_its_count_of_changes(
     binding.fitted = lambda name, value: value
     compared: Any = []
     monkeypatch.setattr(prompt_tensors, "torch", SimpleNamespace(equal=lambda *pair: compared.append(pair) or True))
-    kept = PromptCache(PromptTensors(binding, ("s",), ()))
+    kept = PromptCache(PromptTensors(binding, ("s",), (), "sample"))
     values: dict[str, Any] = {"text": OnGpu(), "size": OnGpu()}
     first = kept.of(values, 1)
     for name, value in (change or {}).items():

@@ -95,6 +95,22 @@ def agree(whole: Session, parted: Session, fed: Mapping[str, Any]) -> None:
     np.testing.assert_array_equal(parted.run(fed)["out_sample"], whole.run(fed)["out_sample"])
 
 
+def counted_runs(parted: Session, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows with every run of the part of the prompts."""
+    runs: list[int] = []
+    preparation = parted.preparation
+    assert preparation is not None
+    assert preparation.prompt is not None
+    run = preparation.prompt.run_bound
+
+    def counted(binding: Any, graph: int = 1) -> None:
+        runs.append(graph)
+        run(binding, graph)
+
+    monkeypatch.setattr(preparation.prompt, "run_bound", counted)
+    return runs
+
+
 @pytest.mark.parametrize(
     ("clock", "timestep", "rows"),
     [
@@ -230,17 +246,7 @@ def test_long_schedules_are_taken_in_parts_of_one_shape(tmp_path: Path) -> None:
 
 def test_what_is_prepared_for_a_prompt_is_used_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole, parted = both(model(), tmp_path)
-    runs: list[int] = []
-    preparation = parted.preparation
-    assert preparation is not None
-    assert preparation.prompt is not None
-    run = preparation.prompt.run_bound
-
-    def counted(binding: Any, graph: int = 1) -> None:
-        runs.append(graph)
-        run(binding, graph)
-
-    monkeypatch.setattr(preparation.prompt, "run_bound", counted)
+    runs = counted_runs(parted, monkeypatch)
     first, second = feeds(whole, seed=0), feeds(whole, seed=1)
     for fed in (first, first, second, first):
         agree(whole, parted, fed)
@@ -248,6 +254,41 @@ def test_what_is_prepared_for_a_prompt_is_used_again(tmp_path: Path, monkeypatch
     parted.weights.version += 1
     agree(whole, parted, first)
     assert len(runs) == 3
+
+
+POSITIONS = """<ir_version: 8, opset_import: ["": 17]>
+unet (float[batch, 4, height, width] sample, float[1] timestep, float[batch, tokens, 3] encoder_hidden_states)
+  => (float[batch, 4, height, width] out_sample) <int64 zero = {0}, int64 one = {1}, int64 two = {2}> {
+  turned = Transpose <perm = [0, 2, 3, 1]> (sample)
+  sizes = Shape (turned)
+  width = Gather (sizes, two)
+  counted = Range (zero, width, one)
+  places = Cast <to = 1> (counted)
+  waves = Mul (places, places)
+  moved = Add (sample, waves)
+  late = Add (moved, timestep)
+  text = ReduceMean <keepdims = 0> (encoder_hidden_states)
+  out_sample = Mul (late, text)
+}"""
+"""As a transformer's, whose tables of positions follow from the latents' height and width."""
+
+
+def test_positions_are_made_once_for_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = onnx.parser.parse_model(POSITIONS)
+    found = split(made)
+    assert names(found.prompt) == (["sample", "encoder_hidden_states"], ["waves", "text"])
+    assert names(found.step)[0] == ["sample", "timestep", "waves", "text"]
+    whole, parted = both(made, tmp_path)
+    runs = counted_runs(parted, monkeypatch)
+    first = feeds(whole)
+    agree(whole, parted, first)
+    agree(whole, parted, first | {"sample": first["sample"] * 2})  # the latents of another step
+    assert len(runs) == 1
+    wide = np.concatenate([first["sample"]] * 2, -1)
+    for _ in range(2):
+        agree(whole, parted, first | {"sample": wide})
+        agree(whole, parted, first)
+    assert len(runs) == 2
 
 
 @pytest.mark.parametrize("beside", [False, True])

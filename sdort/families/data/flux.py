@@ -73,7 +73,7 @@ def call(transformer: Any, inputs: Mapping[str, Any]) -> Any:
         hidden_states=tokens.reshape(batch, rows * columns, channels * _SIDE**2),
         encoder_hidden_states=text,
         pooled_projections=inputs["pooled_projections"],
-        timestep=(inputs["timestep"] / 1000).expand(batch),
+        timestep=inputs["timestep"].expand(batch) / 1000,
         img_ids=torch.nn.functional.pad(places, (1, 0)),
         txt_ids=torch.zeros(text.shape[1], 3, **grid),
         guidance=inputs.get("guidance"),

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import torch
 
 from sdort.integrations.torch.tensor_binding import PreparedInputs, TensorBinding, Tensors
+from sdort.runtime.step.preparation import OfShape
+from sdort.runtime.step.step_caches import Mark
 
 
 @dataclass(frozen=True)
@@ -58,10 +60,12 @@ class PromptTensors:
     Args:
         binding: of that part.
         step, time: the names of what the step and the graph of the timesteps read.
+        sample: the name of the latents, of which the part takes the shape alone.
     """
 
-    def __init__(self, binding: TensorBinding, step: Collection[str], time: Collection[str]) -> None:
+    def __init__(self, binding: TensorBinding, step: Collection[str], time: Collection[str], sample: str) -> None:
         self._binding = binding
+        self._sample = sample
         self._readers = step, time
 
     @property
@@ -71,14 +75,17 @@ class PromptTensors:
 
     def fitted(self, name: str, value: torch.Tensor) -> torch.Tensor:
         """An input as the graph reads it."""
+        value = torch.zeros_like(value) if name == self._sample else value
         return self._binding.fitted(name, value)
 
     def equal(self, kept: torch.Tensor, value: torch.Tensor) -> bool:
         """Whether two tensors have the same values: a GPU is waited for."""
         return bool(torch.equal(kept, value))
 
-    def mark(self, value: torch.Tensor) -> _Seen | None:
-        """A mark of a tensor on a GPU."""
+    def mark(self, name: str, value: torch.Tensor) -> Mark | None:
+        """A mark of the latents, or of a tensor on a GPU."""
+        if name == self._sample:
+            return OfShape(tuple(value.shape))
         return None if value.is_cpu else _Seen.of(value)
 
     def make(self, fitted: Tensors) -> tuple[Tensors, MadeOfPrompt]:

@@ -67,7 +67,9 @@ class TensorSession:
             if parts.time:
                 self._rows = TimestepCache(_bound(parts.time, self._order), parts.each_sample, roles.timestep)
             prompt = _bound(parts.prompt, self._order) if parts.prompt else None
-            self._prompts = PromptCache(PromptTensors(prompt, parts.taken, parts.beside)) if prompt else None
+            self._prompts = (
+                PromptCache(PromptTensors(prompt, parts.taken, parts.beside, roles.sample)) if prompt else None
+            )
 
     @property
     def inputs(self) -> Mapping[str, TensorSpec]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -93,7 +94,7 @@ class Preparation:
         self.time = time
         self.each_sample = each_sample
         self._take(step)
-        self._prompts = PromptCache(_PromptArrays(prompt)) if prompt else None
+        self._prompts = PromptCache(_PromptArrays(prompt, roles.sample)) if prompt else None
         self._rows: RowCache[dict[str, Array]] = RowCache()
 
     def for_step(self, step: Iterable[str]) -> Preparation:
@@ -172,24 +173,43 @@ class Preparation:
         return step | {name: values if name in self.each_sample else values[:1] for name, values in taken.items()}
 
 
-class _PromptArrays:
-    """The part of the prompts on arrays of the host; what it makes is ``OrtValue`` by name."""
+@dataclass(frozen=True)
+class OfShape:
+    """A mark of an input whose values do not count, but its shape."""
 
-    def __init__(self, part: Part) -> None:
+    shape: tuple[int, ...]
+
+    def is_of(self, value: Any) -> bool:
+        """Whether a value has this shape."""
+        return _shape(value) == self.shape
+
+
+class _PromptArrays:
+    """The part of the prompts on arrays of the host; what it makes is ``OrtValue`` by name.
+
+    Args:
+        sample: the name of the latents, of which the part takes the shape alone.
+    """
+
+    def __init__(self, part: Part, sample: str) -> None:
         self._part = part
+        self._sample = sample
 
     @property
     def inputs(self) -> Collection[str]:
         return self._part.inputs.keys()
 
     def fitted(self, name: str, value: Any) -> Array:
+        if name == self._sample:
+            return np.zeros(_shape(value), self._part.inputs[name].dtype)
         return _array(self._part, value)
 
     def equal(self, kept: Array, value: Array) -> bool:
         return np.array_equal(kept, value, equal_nan=True)
 
-    def mark(self, value: Any) -> Mark | None:
-        """None: whoever has an array may change it."""
+    def mark(self, name: str, value: Any) -> Mark | None:
+        """None but for the latents: whoever has an array may change it."""
+        return OfShape(_shape(value)) if name == self._sample else None
 
     def make(self, fitted: Mapping[str, Array]) -> tuple[dict[str, Array], dict[str, Any]]:
         part = self._part

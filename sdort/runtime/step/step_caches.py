@@ -44,7 +44,7 @@ class PromptPart(Protocol[Value, Output]):
         """Whether two inputs have the same values."""
         ...
 
-    def mark(self, value: Any) -> Mark | None:
+    def mark(self, name: str, value: Any) -> Mark | None:
         """A mark of an input as the caller has it; None where it has to be compared by value."""
         ...
 
@@ -106,7 +106,7 @@ class PromptCache(Generic[Value, Made]):
         """Results of equal values in other memory, or new ones."""
         part = self._part
         fitted = {name: part.fitted(name, feeds[name]) for name in part.inputs}
-        marks = {name: part.mark(feeds[name]) for name in part.inputs}
+        marks = {name: part.mark(name, feeds[name]) for name in part.inputs}
         for kept in known:
             if all(part.equal(kept.copies[name], value) for name, value in fitted.items()):
                 kept.marks = marks

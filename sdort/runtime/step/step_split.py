@@ -1,7 +1,8 @@
 """The graph of a UNet in parts: what every step computes, and what is computed once, before the steps.
 
-Three parts, by what each depends on. ``prompt`` depends on neither the latents nor the timestep: keys and values of
-cross-attention, those of IP-Adapters, SDXL's embeddings of texts and sizes, a ControlNet's embedding of its image.
+Three parts, by what each depends on. ``prompt`` depends on neither the values of the latents nor the timestep: keys and
+values of cross-attention, those of IP-Adapters, SDXL's embeddings of texts and sizes, a ControlNet's embedding of its
+image, and what the latents' height and width alone decide, such as the positions of a transformer's tokens.
 ``time`` depends on the timestep too, row by row (:mod:`sdort.runtime.step.rowwise`), so that it takes the timesteps of
 a whole schedule as the rows of one batch: the time embedding and its projections. ``step`` is the rest, with what the
 others make as inputs. No names of nodes or weights are looked at; weights are not read, and each goes to the parts that
@@ -32,6 +33,8 @@ _RANDOM = frozenset({"Bernoulli", "Dropout", "Multinomial", "RandomNormal", "Ran
                      "RandomUniformLike"})  # fmt: skip
 _ALIASES = frozenset({"Cast", "Expand", "Identity", "Reshape", "Unsqueeze"})
 """Operators that a timestep passes through on its way to one for each sample."""
+_ORDERS = frozenset({"Cast", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"})
+"""Operators that keep the elements, in another order or type."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +107,7 @@ class _Dependences:
         roles = roles_of(inputs)
         self.sample, self.timestep = roles.sample, roles.timestep
         changing = {name for name in inputs if name == self.sample or is_residual(name)}
+        self.sizes = self._sizes_of_latents()
         self.types, self.shapes = tensor_types(model, inputs, self._shape_arithmetic(changing))
         self.known = Rows(constants_of(self.graph))
         self.clock, self.one_each = self._timesteps()
@@ -115,11 +119,25 @@ class _Dependences:
     def _after(self, names: set[str]) -> set[str]:
         """``names`` and all that depends on one of them; nodes that never give the same depend on all."""
         found = set(names)
+        of_values = self.timestep not in names and len(names) < len(self.inputs)
         for node in self.graph.node:
+            if of_values and not self.sizes.isdisjoint(node.output):
+                continue
             varies = node.op_type in _RANDOM or _has_graph(node)
             counts = self.timestep not in names and not self.clock.isdisjoint(node.output)
             if varies or not (counts or found.isdisjoint(node.input)):
                 found.update(node.output)
+        return found
+
+    def _sizes_of_latents(self) -> set[str]:
+        """Dimensions of the latents, whatever the order of their elements: every step has the same."""
+        latents, found = {self.sample}, set()
+        for node in self.graph.node:
+            if node.input and node.input[0] in latents and not node.domain:
+                if node.op_type in _ORDERS:
+                    latents.add(node.output[0])
+                elif node.op_type in ("Shape", "Size"):
+                    found.add(node.output[0])
         return found
 
     def _shape_arithmetic(self, changing: set[str]) -> list[onnx.NodeProto]:
@@ -127,9 +145,9 @@ class _Dependences:
         direct, values, kept = set(changing), set(changing), []
         for node in self.graph.node:
             of_values = values.intersection(node.input)
-            if not of_values or (of_values <= direct and node.op_type in ("Cast", "Identity", "Shape", "Size")):
+            if not of_values or (of_values <= direct and node.op_type in (*_ORDERS, "Shape", "Size")):
                 kept.append(node)
-                if of_values and node.op_type in ("Cast", "Identity"):
+                if of_values and node.op_type in _ORDERS:
                     direct.add(node.output[0])
                     values.add(node.output[0])
             else:
