@@ -139,6 +139,7 @@ def _stage(stage: str) -> Callable[[PipelineRun], int]:
     def apply(run: PipelineRun) -> int:
         support = None if stage in ("restore", "raise") else _fusible(run, stage)
         fusions = [f for f in load_fusions().values() if f.stage == stage and f.is_for(run.target.name)]
+        fusions = [f for f in fusions if run.options.sdort_ops or not f.is_own]
         disabled = [f for f in fusions if f.name in run.options.disable]
         enabled = [f for f in fusions if f not in disabled]
         outcomes = apply_stage(enabled, run.editor, support, explain=run.options.explain, disabled=disabled)

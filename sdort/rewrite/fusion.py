@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import onnx_graphsurgeon as gs
 
+from sdort.graph.domains import OWN_DOMAIN
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion_names import fusion_names
 from sdort.rewrite.match import Match, Refusal
@@ -100,6 +101,11 @@ class Fusion:
         for before, _ in pairs:
             check_connected(before)
         return pairs
+
+    @cached_property
+    def is_own(self) -> bool:
+        """Whether whatever it makes has operators of sdort's own domain."""
+        return all(any(node.domain == OWN_DOMAIN for node in after.nodes) for _, after in self.variants)
 
     @property
     def size(self) -> int:

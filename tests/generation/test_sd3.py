@@ -169,11 +169,16 @@ def test_the_transformer_computes_what_torch_does_at_every_size(sd3: Made) -> No
     assert max(errors(sd3, sd3.out / "transformer" / "model.onnx", SIZES)) < SINGLE
 
 
-@pytest.mark.parametrize("provider", ["cpu", "cuda", "rocm", "migraphx"])
-def test_what_its_config_promises_is_fused_and_computed(sd3: Made, provider: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("provider", "own"), [("cpu", None), ("cuda", True), ("rocm", False), ("rocm", True), ("migraphx", None)]
+)
+def test_what_its_config_promises_is_fused_and_computed(
+    sd3: Made, provider: str, own: bool | None, tmp_path: Path
+) -> None:
     for fp16 in (False, True):
         out = tmp_path / f"{fp16}"
-        report = sdort.optimize(sd3.out, out, provider=provider, fp16=fp16, components=["transformer"])
+        options: dict[str, Any] = {"provider": provider, "fp16": fp16, "sdort_ops": own}
+        report = sdort.optimize(sd3.out, out, components=["transformer"], **options)
         assert not report.components["transformer"].remaining
         path = out / "transformer" / "model.onnx"
         proto = emulate(path, "transformer") if fp16 else onnx.load(path)

@@ -145,6 +145,18 @@ def test_sdorts_operators_are_made_where_they_are_asked_for(target: str, own: bo
     assert kept == ({*names} if own else set())
 
 
+@pytest.mark.parametrize("own", [True, False])
+def test_fusions_into_own_operators_alone_are_left_out_where_none_is_made(own: bool) -> None:
+    """So that a target declines nothing that was not asked for; ONNX Runtime's has another form of BiasSplitGelu."""
+    text = """g (float[2, 5, 8] x, float[2, 5, 8] z, float[2, 1, 8] gate) => (float[] y) {
+        a = Mul (z, gate)  y = Add (x, a) }"""
+    run = run_of(text, "rocm", sdort_ops=own)
+    assert done(run, "fuse") == ({"sdort.GatedSum": 1} if own else {"Mul": 1, "Add": 1})
+    assert ("gated_sum" in run.report.fusions) == own
+    assert "bias_split_gelu" in run.report.fusions
+    assert not any(outcome.declined for outcome in run.report.fusions.values())
+
+
 def test_a_fusion_for_one_provider_is_applied_there_alone() -> None:
     text = """g (float[1, 8, 6, 5] x) => (float[] y) <float[4] scales = {1.0, 1.0, 2.0, 2.0}> {
         r = Resize <coordinate_transformation_mode = "asymmetric", nearest_mode = "floor"> (x, , scales)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+from typing import Any
 
 from sdort.families.family import (
     LAST,
@@ -54,7 +56,35 @@ def counts(config: Config) -> Counter[str]:
         rms_norm=normed,
         layer_norm=4 * blocks,
         gelu=2 * blocks - 1,
+        modulation=4 * blocks + dual,
+        gated_sum=4 * blocks - 2 + dual,
     )
+
+
+def call(transformer: Any, inputs: Mapping[str, Any]) -> Any:
+    """The output of diffusers' transformer, whose positions are looked up instead of cut out of their table.
+
+    A graph does not tell how long a piece is that is cut at computed places, so that nothing that is added to the
+    image's tokens would be known to be as long as they are.
+    """
+    import torch
+
+    table = transformer.pos_embed
+    most, side = table.pos_embed_max_size, table.patch_size
+
+    def positions(height: Any, width: Any) -> Any:
+        """[1, tokens, width], of the middle of the table."""
+        row, column = (
+            (most - size // side) // 2 + torch.arange(size // side, device=table.pos_embed.device)
+            for size in (height, width)
+        )
+        return table.pos_embed[:, (row[:, None] * most + column).flatten()]
+
+    table.cropped_pos_embed = positions
+    try:
+        return transformer(**inputs, return_dict=False)[0]
+    finally:
+        del table.cropped_pos_embed
 
 
 FAMILY = Family(
@@ -68,6 +98,7 @@ FAMILY = Family(
         roles=ROLES,
         signature=signature,
         counts=counts,
+        call=call,
         output="out_hidden_states",
         required=(
             "in_channels",
