@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdort.demo.tokenizer import MERGES
-from sdort.families.data import sd1, sd2, sd3, sdxl, sdxl_refiner
+from sdort.families.data import sd1, sd2, sd3, sdxl, sdxl_refiner, z_image
 from sdort.families.family import Config, Family
 from sdort.families.scheduler_configs import DDIM_V
 from sdort.families.unet import INPAINTING
@@ -108,6 +108,20 @@ SD35_LARGE: Config = {
     "caption_projection_dim": 2432,
     "pos_embed_max_size": 192,
 }
+Z_IMAGE: Config = {"n_layers": 30}
+"""Else as diffusers' class begins."""
+QWEN3_4B: Config = {
+    "hidden_size": 2560,
+    "intermediate_size": 9728,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "rope_theta": 1_000_000.0,
+    "max_position_embeddings": 40960,
+    "tie_word_embeddings": True,
+    "vocab_size": 151936,
+}
 
 # Stable Diffusion 1.5's shape, narrowed: the same levels and blocks, one layer a block instead of two, and head sizes
 # of 16 and 32 instead of 40 to 160. GPU kernels of GroupNorm want an even number of channels in each of the 32 groups,
@@ -151,6 +165,27 @@ _TINY_T5: Config = {
     "num_heads": 4,
     "vocab_size": 384,
 }
+# Z-Image's, too: two blocks behind one for the image and one for the text.
+_TINY_Z_IMAGE: Config = {
+    "dim": _TINY,
+    "n_layers": 2,
+    "n_refiner_layers": 1,
+    "n_heads": 2,
+    "n_kv_heads": 2,
+    "cap_feat_dim": _TINY,
+    "axes_dims": [8, 12, 12],
+    "axes_lens": [512, 64, 64],
+}
+_TINY_QWEN3: Config = {
+    **QWEN3_4B,
+    "hidden_size": _TINY,
+    "intermediate_size": 4 * _TINY,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 384,
+}
 
 
 @dataclass(frozen=True)
@@ -179,10 +214,12 @@ SHAPES: dict[str, Shape] = {
     "sdxl-refiner": Shape(sdxl_refiner.FAMILY, REFINER_UNET, (OPENCLIP_G,)),
     "sd35-medium": Shape(sd3.FAMILY, SD35_MEDIUM, (_PROJECTED_L, OPENCLIP_G, T5_XXL), vae=VAE_16),
     "sd35-large": Shape(sd3.FAMILY, SD35_LARGE, (_PROJECTED_L, OPENCLIP_G, T5_XXL), vae=VAE_16),
+    "z-image": Shape(z_image.FAMILY, Z_IMAGE, (QWEN3_4B,), vae=VAE_16),
     "tiny": Shape(
         sd1.FAMILY, _TINY_UNET, (_TINY_TEXT,), vae=_TINY_VAE, dtype="float32", merges=MERGES
     ),
     "tiny-sd35": Shape(
         sd3.FAMILY, _TINY_SD35, (_TINY_TEXT, _TINY_TEXT, _TINY_T5), vae=_TINY_VAE_16, dtype="float32", merges=MERGES
     ),
+    "tiny-z-image": Shape(z_image.FAMILY, _TINY_Z_IMAGE, (_TINY_QWEN3,), vae=_TINY_VAE_16, dtype="float32"),
 }  # fmt: skip

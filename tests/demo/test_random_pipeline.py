@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import numpy as np
 import pytest
 import torch
@@ -91,9 +92,10 @@ def test_an_unknown_shape_is_told_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_a_transformer_has_as_many_parameters_as_the_released_one() -> None:
-    for name, billions in (("sd35-medium", 2.243), ("sd35-large", 8.057)):
+    for name, billions in (("sd35-medium", 2.243), ("sd35-large", 8.057), ("z-image", 6.155)):
+        shape = SHAPES[name]
         with torch.device("meta"):
-            model = SD3Transformer2DModel(**SHAPES[name].denoiser)
+            model = getattr(diffusers, shape.family.denoiser.class_name)(**shape.denoiser)
         assert sum(each.numel() for each in model.parameters()) / 1e9 == pytest.approx(billions, abs=2e-3)
 
 
