@@ -174,7 +174,7 @@ _TINY_Z_IMAGE: Config = {
     "n_kv_heads": 2,
     "cap_feat_dim": _TINY,
     "axes_dims": [8, 12, 12],
-    "axes_lens": [512, 64, 64],
+    "axes_lens": [1024, 64, 64],
 }
 _TINY_QWEN3: Config = {
     **QWEN3_4B,
