@@ -15,6 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 from support import allocations, task_parity, tiny_sd3
 from support.pipelines import edit_index, locked, trace_folder
 from support.relisted import relist
@@ -306,3 +307,39 @@ def test_a_case_has_the_tokens_of_all_encoders(make: Callable[[bool], Made]) -> 
         )
         assert more > fewer
         assert case_bytes(folder, Case("transformer", 2, 32, 32), CPU, steps=4) == more
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_lora_is_diffusers(sd3: Made, tmp_path: Path) -> None:
+    """Of both halves of a joint block, in diffusers' names and in those of kohya's scripts."""
+    random, width = torch.Generator().manual_seed(3), sd3.pipeline.transformer.inner_dim
+    layers = ("attn.to_q", "attn.add_k_proj", "attn.to_out.0", "ff.net.2")
+    made = {}
+    for name in (f"transformer_blocks.0.{layer}" for layer in layers):
+        rows, columns = sd3.pipeline.transformer.get_submodule(name).weight.shape
+        made[name] = torch.randn(4, columns, generator=random) * 0.2, torch.randn(rows, 4, generator=random) * 0.2
+    assert width in made["transformer_blocks.0.attn.to_q"][0].shape
+    files = {form: tmp_path / f"{form}.safetensors" for form in ("diffusers", "kohya")}
+    pairs = {name: zip("AB", pair, strict=True) for name, pair in made.items()}
+    save_file(
+        {f"transformer.{name}.lora_{end}.weight": each for name, pair in pairs.items() for end, each in pair},
+        files["diffusers"],
+    )
+    pairs = {name: zip(("down", "up"), pair, strict=True) for name, pair in made.items()}
+    save_file(
+        {
+            f"lora_transformer_{name.replace('.', '_')}.lora_{end}.weight": each
+            for name, pair in pairs.items()
+            for end, each in pair
+        },
+        files["kohya"],
+    )
+    plain = theirs(sd3.pipeline, "a red fox", (32, 48))[0]
+    sd3.pipeline.load_lora_weights(files["diffusers"])
+    wanted = theirs(sd3.pipeline, "a red fox", (32, 48))[0]
+    sd3.pipeline.unload_lora_weights()
+    assert psnr(plain, wanted) < 40
+    with sdort.load(sd3.out, provider="cpu", adapters=True) as opened:
+        for file in files.values():
+            drawn = opened.generate("a red fox", height=32, width=48, lora=[str(file)], **COMMON).images[0].pixels
+            assert psnr(drawn, wanted) >= ALIKE

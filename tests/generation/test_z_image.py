@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import save_file
 from support import tiny_z_image
 from support.pipelines import trace_folder
 
@@ -26,17 +27,22 @@ LONG = "a red square above a blue circle, portrait of an old man, oil on canvas 
 
 class Tiny:
     def __init__(self, root: Path, traces: Path) -> None:
+        self.traces = traces
         self.checkpoint, self.onnx, self.fast = root / "checkpoint", root / "model", root / "fast"
         tiny_z_image.save(tiny_z_image.build(), self.checkpoint)
         sdort.export(self.checkpoint, self.onnx, cache_dir=traces)
         self.report = sdort.optimize(self.onnx, self.fast, provider="cpu")
         self.loaded = sdort.load(self.onnx, provider="cpu")
 
-    def theirs(self, prompt: list[str], size: tuple[int, int], seeds: list[int], **options: Any) -> Array:
+    def theirs(
+        self, prompt: list[str], size: tuple[int, int], seeds: list[int], lora: Path | None = None, **options: Any
+    ) -> Array:
         """diffusers' images as floats [images, height, width, 3]."""
         from diffusers import ZImagePipeline
 
         pipeline = ZImagePipeline.from_pretrained(self.checkpoint)
+        if lora:
+            pipeline.load_lora_weights(lora)
         pipeline.set_progress_bar_config(disable=True)
         height, width = size
         noise = [SeededNormal(each).draw((1, 16, height // FACTOR, width // FACTOR)) for each in seeds]
@@ -140,3 +146,45 @@ def test_static_sizes_and_words_of_embeddings_are_refused(tiny: Tiny, tmp_path: 
 def test_a_side_beyond_its_positions_is_refused(tiny: Tiny) -> None:
     with pytest.raises(UsageError, match="1024"):
         tiny.loaded.generate("a", height=32, width=1028, seed=1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_lora_is_diffusers(tiny: Tiny, tmp_path: Path) -> None:
+    """In diffusers' names and in those of kohya's scripts and of ComfyUI, at run time and put into the export."""
+    random, width = torch.Generator().manual_seed(3), tiny_z_image.WIDTH
+    layers = [f"layers.{block}.attention.{name}" for block in (0, 1) for name in ("to_q", "to_v", "to_out.0")]
+    made = {
+        name: (torch.randn(4, width, generator=random) * 0.3, torch.randn(width, 4, generator=random) * 0.3)
+        for name in [*layers, "context_refiner.0.attention.to_k", "noise_refiner.0.attention.to_q"]
+    }
+    forms = {
+        "diffusers": {
+            f"transformer.{name}.lora_{end}.weight": each
+            for name, pair in made.items()
+            for end, each in zip("AB", pair, strict=True)
+        },
+        "comfyui": {
+            f"diffusion_model.{name}.lora_{end}.weight": each
+            for name, pair in made.items()
+            for end, each in zip("AB", pair, strict=True)
+        },
+        "kohya": {
+            f"lora_unet_{name.replace('.', '_')}.lora_{end}.weight": each
+            for name, pair in made.items()
+            for end, each in zip(("down", "up"), pair, strict=True)
+        },
+    }
+    files = {form: tmp_path / f"{form}.safetensors" for form in forms}
+    for form, tensors in forms.items():
+        save_file(tensors, files[form])
+    prompt, options = "a red square", {"num_inference_steps": 4, "guidance_scale": 0.0}
+    wanted = tiny.theirs([prompt], (32, 48), [3], lora=files["diffusers"], **options)
+    assert decibels([tiny.theirs([prompt], (32, 48), [3], **options)[0] * 255], wanted) < 40
+    ours: dict[str, Any] = {"height": 32, "width": 48, "steps": 4, "guidance_scale": 0.0, "seed": 3}
+    with sdort.load(tiny.onnx, provider="cpu", adapters=True) as loaded:
+        for file in files.values():
+            drawn = loaded.generate(prompt, lora=[str(file)], **ours).images
+            assert decibels([drawn[0].pixels], wanted) > 60
+    sdort.export(tiny.checkpoint, tmp_path / "baked", lora=[str(files["comfyui"])], cache_dir=tiny.traces)
+    with sdort.load(tmp_path / "baked", provider="cpu") as loaded:
+        assert decibels([loaded.generate(prompt, **ours).images[0].pixels], wanted) > 60
