@@ -180,7 +180,7 @@ def load_text_encoder(
 
     Raises:
         BadModelError: there is no such component, it does not load, or a file is not what sdort wrote.
-        UsageError: ``component`` is none of the two; or as for the UNet.
+        UsageError: ``component`` is none of the two, or none of CLIP's; or as for the UNet.
         ProviderError: as for the UNet.
 
     Example:
@@ -194,7 +194,17 @@ def load_text_encoder(
 
 
 def text_encoder_of(opened: OpenedComponents, component: str, reload: Reload) -> GraphTextEncoder:
-    """The module of an open text encoder; ``reload`` makes it again."""
+    """The module of an open text encoder; ``reload`` makes it again.
+
+    Raises:
+        UsageError: it is none of CLIP's.
+    """
+    for each in opened.folder.family.encoders:
+        if each.component == component and each.plain:
+            raise UsageError(
+                f"{component} of {opened.folder.path} is a {each.class_name}, and torch modules are of CLIP's alone",
+                hint="sdort.load runs the whole pipeline.",
+            )
     encoder = GraphTextEncoder(component, CLIPTextConfig(**opened.folder.config(component)))
     encoder.attach({component: opened.sessions[component]}, reload)
     encoder.eval()
