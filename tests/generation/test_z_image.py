@@ -92,11 +92,13 @@ def test_the_graph_computes_what_the_class_does(tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["a", "a red square, portrait of an old man, oil on canvas, 35mm", LONG, ""])
-@pytest.mark.parametrize(("size", "guidance"), [((64, 64), 0.0), ((48, 80), 4.0)])
-def test_images_are_those_of_diffusers(prompt: str, size: tuple[int, int], guidance: float, tiny: Tiny) -> None:
-    wanted = tiny.theirs([prompt] * 2, size, [3, 4], num_inference_steps=4, guidance_scale=guidance)
+@pytest.mark.parametrize(("size", "guidance", "count"), [((64, 64), 0.0, 2), ((48, 80), 4.0, 1)])
+def test_images_are_those_of_diffusers(
+    prompt: str, size: tuple[int, int], guidance: float, count: int, tiny: Tiny
+) -> None:
+    wanted = tiny.theirs([prompt] * count, size, [3, 4][:count], num_inference_steps=4, guidance_scale=guidance)
     options: dict[str, Any] = {"height": size[0], "width": size[1], "steps": 4, "guidance_scale": guidance, "seed": 3}
-    options |= {"num_images": 2, "images_at_once": 2}
+    options |= {"num_images": count, "images_at_once": count}
     made = tiny.loaded.generate(prompt, **options)
     assert wanted.std() > 0.02
     assert decibels([image.pixels for image in made.images], wanted) > 60
@@ -132,7 +134,7 @@ def test_fp16_draws_the_same_image(tiny: Tiny, tmp_path: Path) -> None:
     options: dict[str, Any] = {"height": 64, "width": 64, "steps": 4, "seed": 3, "guidance_scale": 4.0}
     images = [sdort.load(folder, provider="cpu").generate("a red square", **options).images[0].pixels
               for folder in (tmp_path / "half", tiny.fast)]  # fmt: skip
-    assert decibels(images[:1], images[1][None] / 255) > 30
+    assert decibels(images[:1], images[1][None] / 255) > 45
 
 
 def test_static_sizes_and_words_of_embeddings_are_refused(tiny: Tiny, tmp_path: Path) -> None:
