@@ -109,8 +109,6 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
 
 def remark_on_files(tokenizer: PromptTokenizer | PlainTokenizer, requests: Sequence[Request]) -> None:
     """Say which LoRAs and embeddings the prompts ask for that the pipeline does not have."""
-    if isinstance(tokenizer, PlainTokenizer):
-        return  # plain text names no files
     files = [named_files(text, request.prompt_weighting) for request in requests for text in request.texts]
     choices = [choice for request in requests for choice in request.lora]
     given = {choice.path.stem.lower(): choice.scale for choice in choices}
@@ -121,7 +119,8 @@ def remark_on_files(tokenizer: PromptTokenizer | PlainTokenizer, requests: Seque
         if not (network.is_adapter and (network.stem, *_scales(network)) in applied):
             _remark_on_network(text, given, _why_not(requests[0], text in of_prompts))
     names = dict.fromkeys(name for each in files for name in each.embeddings)
-    known = tokenizer.added if names else {}
+    # Plain text names no embeddings.
+    known = {} if isinstance(tokenizer, PlainTokenizer) or not names else tokenizer.added
     for name in names:
         if name not in known:
             warn(
