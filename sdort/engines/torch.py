@@ -139,7 +139,7 @@ class TorchEngine:
     @property
     def _is_own(self) -> bool:
         """Whether its pipeline is a class of no library: its parts are loaded one by one."""
-        return self._family.denoiser.library not in ("diffusers", "transformers")
+        return self.family.denoiser.library not in ("diffusers", "transformers")
 
     def _load_parts(self, needed: Set[str]) -> Any:
         import torch
@@ -168,24 +168,26 @@ class TorchEngine:
         return {name for name, class_name in classes.items() if class_name is not None}
 
     @cached_property
-    def _family(self) -> Family:
-        return family_of(self._parts(), lambda name: self.index[name][1])
+    def family(self) -> Family:
+        """The family of its pipeline."""
+        family = family_of(self._parts(), lambda name: self.index[name][1])
+        return family.told_by(lambda: self.config(family.denoiser.component))
 
     @property
     def denoiser(self) -> str:
         """The name of the part that takes noise out of latents."""
-        return self._family.denoiser.component
+        return self.family.denoiser.component
 
     def components(self) -> list[str]:
         names = [name for name, (part, _) in _MODULES.items() if part in self._parts()]
-        family = self._family
+        family = self.family
         whole = {*family.needed, "vae"} - {DECODER} <= self._parts() and not (family.aesthetic or self._is_own)
         generates = whole and self._sample_channels == self.config("vae")["latent_channels"]
         return [*names, *([WHOLE_PIPELINE] if generates else [])]
 
     @property
     def _sample_channels(self) -> int:
-        return self._family.denoiser.channels_of(self.config(self.denoiser))
+        return self.family.denoiser.channels_of(self.config(self.denoiser))
 
     def config(self, part: str) -> dict[str, Any]:
         """A part's ``config.json``."""
@@ -197,7 +199,7 @@ class TorchEngine:
         return vae_factor(self.config("vae"))
 
     def default_size(self) -> tuple[int, int]:
-        side = self.config(self.denoiser).get("sample_size") or self._family.side // self.factor
+        side = self.config(self.denoiser).get("sample_size") or self.family.side // self.factor
         return pixels_of(side, self.factor, self.denoiser)
 
     def dtype(self, component: str) -> str:
@@ -222,14 +224,14 @@ class TorchEngine:
     def prepare(self, case: Case, steps: int, scheduler: str | None) -> Runner:
         if case.component == WHOLE_PIPELINE:
             pipeline = self.pipeline(WHOLE_PIPELINE)
-            flow = is_flow(self._family.scheduler)
+            flow = is_flow(self.family.scheduler)
             pipeline.scheduler = load_scheduler(self.path / "scheduler", scheduler, flow=flow)
             return PipelineRunner(
                 pipeline,
                 case_request(case, steps, scheduler),
                 (case.height, case.width),
                 self.guard,
-                denoiser=self._family.denoiser,
+                denoiser=self.family.denoiser,
             )
         if case.component not in self.components():
             raise UsageError(f"{self.path} has no {case.component}")
@@ -252,14 +254,14 @@ class TorchEngine:
             self.device,
             self._dtype,
             self.guard,
-            self._family.denoiser,
+            self.family.denoiser,
             type(getattr(self.pipeline(component), part)).__name__,
         )
 
     def inputs(self, component: str) -> dict[str, TensorSpec]:
         """The inputs that the component's ONNX export declares."""
         if component.startswith("text_encoder"):
-            return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", self._family.tokens(component)))}
+            return {"input_ids": TensorSpec("input_ids", np.dtype("int64"), ("batch", self.family.tokens(component)))}
         config = self.config(_MODULES[component][0])
         if component == SAFETY_CHECKER:
             vision = vision_settings(config)
@@ -270,14 +272,14 @@ class TorchEngine:
             channels = config["in_channels" if component == ENCODER else "latent_channels"]
             shapes = {"sample": ("batch", channels, "height", "width")}
         else:
-            tokens = self._family.tokens(component)
+            tokens = self.family.tokens(component)
             known: dict[int | str, int | str] = {"batch_size": "batch", "sequence_length": tokens}
             specs = self._denoiser_inputs(config)
             shapes = {spec.name: tuple(known.get(dim, dim) for dim in spec.dims) for spec in specs}
         return {name: TensorSpec(name, np.dtype("float32"), shape) for name, shape in shapes.items()}
 
     def _denoiser_inputs(self, config: Mapping[str, Any]) -> tuple[GraphTensor, ...]:
-        family = self._family
+        family = self.family
         pooled = [each.component for each in family.encoders if family.denoiser.roles.pooled in each.conditioning]
         width = self.config(pooled[0])["projection_dim"] if pooled else None
         whole = {**class_defaults(family.denoiser.class_name), **config}

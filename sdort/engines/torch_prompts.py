@@ -28,9 +28,13 @@ def prompt_arguments(pipeline: Any, request: Request, context: TensorSpec | None
     Args:
         context: ``encoder_hidden_states`` of the UNet that is compared with; None if it takes any number of tokens.
     """
-    family = family_of({name for name, part in pipeline.components.items() if part is not None})
-    if family.plain:  # one row, cut where the pipeline cuts it
-        return {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+    parts = {name: part for name, part in pipeline.components.items() if part is not None}
+    family = family_of(parts, lambda name: type(parts[name]).__name__)
+    family = family.told_by(lambda: parts[family.denoiser.component].config)
+    if family.plain:  # one row
+        limit = max(each.plain.limit for each in (*family.encoders, *family.absent) if each.plain)
+        texts = {"prompt": request.prompt, "negative_prompt": request.negative_prompt}
+        return {**texts, "max_sequence_length": limit}
     tokenizers = {each.component: TransformersTokenizer(getattr(pipeline, each.tokenizer)) for each in family.encoders}
     reader = PromptReader(tokenizers, context)
     prompt, negative = ((text,) * len(family.encoders) for text in (request.prompt, request.negative_prompt))

@@ -150,6 +150,8 @@ class PipelineRunner:
         denoiser = getattr(pipeline, self.denoiser.component)
         shape = (request.num_images, self.denoiser.channels_of(denoiser.config), *latent)
         noise = randn_tensor(shape, generator=generators, dtype=torch.float32)
+        if self.denoiser.packed:
+            noise = torch.nn.functional.pixel_unshuffle(noise, self.denoiser.patch).flatten(2).transpose(1, 2)
         return pipeline(
             **prompt_arguments(pipeline, request, self.context),
             num_inference_steps=request.steps,

@@ -87,7 +87,9 @@ class Source:
     def family(self) -> Family:
         """Its family, by the components that the index names."""
         named = {name: entry[1] for name in self.index if (entry := entry_of(self.index, name))}
-        return family_of(named, named.get)
+        family = family_of(named, named.get)
+        path = self.part(family.denoiser.component) / "config.json"
+        return family.told_by(lambda: read_config(path, "the config", DOWNLOAD_AGAIN) if path.is_file() else {})
 
     @property
     def denoiser(self) -> Denoiser | None:

@@ -252,6 +252,14 @@ class Family:
             return self
         return replace(self, encoders=tuple(each for each in self.encoders if each not in absent), absent=absent)
 
+    def told_by(self, config: Callable[[], Config]) -> Family:
+        """The family with the numbers of tokens that its denoiser's config tells, which is asked for where it does."""
+        if not any(each.plain and each.plain.limit_of for each in self.encoders):
+            return self
+        known = config()
+        encoders = (replace(each, plain=each.plain.of(known)) if each.plain else each for each in self.encoders)
+        return replace(self, encoders=tuple(encoders))
+
     def tokens(self, component: str, chunk: int = CHUNK) -> int:
         """The most tokens that a component takes at once of a prompt of one chunk.
 

@@ -76,7 +76,8 @@ class PipelineFolder:
         """The family of the pipeline."""
         index = optional_config(self.path / INDEX, PIPELINE_INDEX)
         named = [name for name in TEXT_ENCODERS if (index.get(name) or [None])[0]]
-        return family_of({*self.models, *named}, lambda name: self.config(name).get("_class_name"))
+        family = family_of({*self.models, *named}, lambda name: self.config(name).get("_class_name"))
+        return family.told_by(lambda: self.config(family.denoiser.component))
 
     @property
     def denoiser(self) -> str:

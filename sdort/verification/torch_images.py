@@ -33,7 +33,7 @@ def generate_in_torch(
         for seed in range(request.seed, request.seed + request.num_images):
             one = replace(request, seed=seed, num_images=1)
             size = one.height or height, one.width or width
-            runner = PipelineRunner(pipeline, one, size, engine.guard, context)
+            runner = PipelineRunner(pipeline, one, size, engine.guard, context, engine.family.denoiser)
             runner()
             images[request.prompt, seed] = runner.result()[0]
     engine.close()

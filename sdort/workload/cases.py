@@ -153,7 +153,7 @@ def make_feeds(
 def _input(case: Case, spec: TensorSpec, inputs: Mapping[str, TensorSpec], channels: int) -> Input:
     """An input with the dims that every Stable Diffusion has filled in where the model leaves them open."""
     rank = len(spec.shape)
-    known = ("input_ids", *TIMESTEP, *SIZES, *CONTEXT, SCALES, *image_inputs(inputs))
+    known = ("input_ids", *TIMESTEP, *SIZES, *CONTEXT, *GUIDANCE, SCALES, *image_inputs(inputs))
     named = spec.name in known
     if not (named or rank == 4 or (rank == 2 and spec.dtype.kind == "f")):
         raise BadModelError(f"it is not known what to feed the input {spec.name!r}", component=case.component)
@@ -162,7 +162,8 @@ def _input(case: Case, spec: TensorSpec, inputs: Mapping[str, TensorSpec], chann
         shape[1] = shape[1] or channels
     if spec.name in SIZES:
         shape[1] = shape[1] or _SIZE_NUMBERS
-    per_sample = spec.name in TIMESTEP and rank == 1 and timestep_shape(inputs, 2) == (2,)
+    each = spec.name in GUIDANCE or (spec.name in TIMESTEP and timestep_shape(inputs, 2) == (2,))
+    per_sample = each and rank == 1
     names = tuple(size if isinstance(size, str) else None for size in spec.shape) if follows(spec.name) else ()
     return Input(spec.name, spec.dtype, tuple(shape), per_sample=per_sample, names=names)
 

@@ -132,7 +132,10 @@ class Numbers(Protocol):
 
 
 def random_guidance(generator: np.random.Generator, shape: tuple[int, ...]) -> Array:
-    """Random embeddings of guidance scales, float64: sines of any angle, as those of real scales are in [-1, 1]."""
+    """Random embeddings of guidance scales, float64: sines of any angle, as those of real scales are in [-1, 1]; or the
+    scales, [samples], low ones: their angles are thousands, of which fp32 keeps few digits."""
+    if len(shape) < 2:
+        return np.asarray(generator.uniform(1, 2, shape))
     return np.asarray(np.sin(generator.uniform(0, 2 * np.pi, shape)))
 
 

@@ -17,6 +17,10 @@ from support.pipelines import Exported, export_family, trace_folder
 
 import sdort
 from sdort.errors import UsageError
+from sdort.exporter.command import _at_static_size
+from sdort.exporter.export_options import StaticSize
+from sdort.exporter.source import read_source, select_components
+from sdort.exporter.trace_cache import TraceCache
 from sdort.optimizer.expected import architecture
 from sdort.runtime.step.step_split import split_step
 from sdort.verification.metrics import psnr
@@ -122,11 +126,11 @@ def test_an_image_is_changed_as_by_diffusers(dev: Exported, tmp_path: Path) -> N
     picture = Image.fromarray(colours).resize((64, 96))
     picture.save(tmp_path / "picture.png")
     [wanted] = drawn_by(
-        theirs(dev.checkpoint, "FluxImg2ImgPipeline"), "a red cat", (96, 64), image=picture, strength=0.75,
+        theirs(dev.checkpoint, "FluxImg2ImgPipeline"), "a red cat", (96, 64), image=picture, strength=0.7,
         num_inference_steps=4, guidance_scale=3.5, generator=torch.Generator().manual_seed(SEED),
     )  # fmt: skip
     [found] = sdort.load(dev.out, provider="cpu").generate(
-        "a red cat", init_image=tmp_path / "picture.png", strength=0.75, steps=4, guidance_scale=3.5, seed=SEED
+        "a red cat", init_image=tmp_path / "picture.png", strength=0.7, steps=4, guidance_scale=3.5, seed=SEED
     ).images  # fmt: skip
     assert psnr(found.pixels, wanted) >= ALIKE
 
@@ -191,3 +195,35 @@ def test_images_of_fp16_are_alike(dev: Exported, tmp_path: Path) -> None:
         for folder in (tmp_path / "half", dev.out)
     )
     assert ALIKE_IN_FP16 <= psnr(half.pixels, full.pixels) < ALIKE
+
+
+def test_verify_and_bench_hold_it_against_torch(exported: Exported, tmp_path: Path) -> None:
+    """Images of diffusers' pipeline too; of dev a component, whose angles of the guidance scale round to 1e-3."""
+    sdort.optimize(exported.out, tmp_path / "fast", provider="cpu")
+    timed = sdort.bench(
+        tmp_path / "fast", baseline=exported.checkpoint, provider="cpu", sizes=[(64, 64)], steps=1, repeat=1, warmup=1,
+        components=["transformer", "pipeline"],
+    )  # fmt: skip
+    assert [(row.engine, row.component, row.failed) for row in timed.rows] == [
+        (engine, name, False) for name in ("transformer", "pipeline") for engine in ("torch", "onnxruntime")
+    ]
+    if "dev" in exported.family:
+        return
+    found = sdort.verify(
+        tmp_path / "fast", against=exported.checkpoint, provider="cpu", size="64x64", steps=2, seeds=1,
+        images=True, components=["transformer"],
+    )  # fmt: skip
+    assert found.passed
+    assert {each.against for each in found.comparisons} == {"torch"}
+    assert [(image.psnr or 0) >= ALIKE for image in found.images] == [True] * 2
+
+
+def test_a_static_size_has_the_tokens_of_its_text_encoder(exported: Exported, tmp_path: Path) -> None:
+    source = read_source(exported.checkpoint, "flux")
+    cache = TraceCache(tmp_path)
+    parts = _at_static_size(source, select_components(source, (), cache), StaticSize(1, 64, 96), cache)
+    dims = {part.name: {tensor.name: tensor.dims for tensor in part.inputs} for part in parts}
+    tokens = 512 if "dev" in exported.family else 256
+    assert dims["text_encoder_2"] == {"input_ids": (1, tokens)}
+    assert dims["transformer"]["hidden_states"] == (1, 16, 32, 48)
+    assert dims["transformer"]["encoder_hidden_states"] == (1, tokens, 24)

@@ -82,7 +82,7 @@ def build_diffusers(folder: Path, kind: str, **transformer: Any) -> Any:
         "vae": AutoencoderKL(**VAE),
         "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT)),
         "text_encoder_2": T5EncoderModel(T5Config(**TEXT_2)),
-        "transformer": FluxTransformer2DModel(**TRANSFORMER, **transformer, guidance_embeds=kind == "dev"),
+        "transformer": FluxTransformer2DModel(**{**TRANSFORMER, **transformer}, guidance_embeds=kind == "dev"),
     }
     for part in parts.values():
         models.randomize(part.eval())

@@ -78,10 +78,9 @@ def load_tokenizers(folder: PipelineFolder) -> dict[str, PromptTokenizer | Plain
     Raises:
         BadModelError: as :func:`load_tokenizer` and :func:`load_plain_tokenizer`.
     """
-    denoiser = folder.config(folder.denoiser)
     return {
         each.component: load_plain_tokenizer(
-            folder.path / each.tokenizer, each.plain.of(denoiser), folder.config(each.component).get("vocab_size")
+            folder.path / each.tokenizer, each.plain, folder.config(each.component).get("vocab_size")
         )
         if each.plain
         else load_tokenizer(folder.path / each.tokenizer)
