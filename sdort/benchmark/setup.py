@@ -18,7 +18,7 @@ from sdort.engines.original import as_exported, checkpoint_of, holds_onnx, open_
 from sdort.errors import UsageError
 from sdort.families.known_families import DENOISERS
 from sdort.generation.pictures.images import Generated
-from sdort.onnx_io.precision_mark import INTEGERS
+from sdort.options.integer_weights import INTEGERS
 from sdort.options.number_ranges import size_words
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions

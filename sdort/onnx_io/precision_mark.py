@@ -14,12 +14,11 @@ import onnx
 
 from sdort.errors import BadModelError
 from sdort.onnx_io.component_file import read_component
+from sdort.options.integer_weights import INTEGERS
 
 PRECISION_KEY = "sdort.precision"
 """In the model's ``metadata_props``, with the value :data:`BF16` or one of :data:`INTEGERS`."""
 BF16 = "bf16"
-INTEGERS = {"int8": 8, "int4": 4}
-"""Marks of integers, and their bits."""
 
 
 def says_bf16(model: onnx.ModelProto) -> bool:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypedDict
 
-from sdort.onnx_io.precision_mark import INTEGERS
 from sdort.options.declared_options import option, option_of
+from sdort.options.integer_weights import INTEGERS
 from sdort.pipelines.signing_options import SigningOptions
 from sdort.providers import AUTO, PROVIDER_NAMES
 from sdort.providers.runtime_options import ExecutionOptions

@@ -9,8 +9,9 @@ from typing import Any
 
 from sdort.graph.group_quantized import GroupFormat
 from sdort.graph.weights import Weight
-from sdort.onnx_io.precision_mark import BF16, INTEGERS
+from sdort.onnx_io.precision_mark import BF16
 from sdort.optimizer.optimize_options import MEASURED, OptimizationOptions
+from sdort.options.integer_weights import INTEGERS
 
 USUAL_GROUP = 32
 """Neighbours that share a scale where nobody says how many. Of values with a normal distribution 4 bits miss 8.1 % of
