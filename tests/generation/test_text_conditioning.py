@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from sdort.adapters.adapter_choice import AdapterChoice
+from sdort.families.known_families import FAMILIES
 from sdort.generation.prompts.prompt_schedule import Clock
 from sdort.generation.prompts.text_conditioning import EncodedChunk, PromptReader, encode_prompts, joined, weighted
 from sdort.generation.requests.default_sampling import Sampling, default_sampling
@@ -254,7 +255,10 @@ def test_sampler_steps_and_guidance_are_what_the_configs_tell(
     config: dict[str, Any], embedded: int | None, asked: str | None, wanted: tuple[int, float, str | None]
 ) -> None:
     folder: Any = SimpleNamespace(
-        scheduler=BETAS | config, config=lambda name: {"unet": {"time_cond_proj_dim": embedded}}[name], denoiser="unet"
+        family=FAMILIES["SD 1.x"],
+        scheduler=BETAS | config,
+        config=lambda name: {"unet": {"time_cond_proj_dim": embedded}}[name],
+        denoiser="unet",
     )
     found = default_sampling(folder, asked)
     assert (found.steps, found.guidance_scale, found.scheduler) == wanted

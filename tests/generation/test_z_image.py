@@ -179,7 +179,8 @@ def test_a_lora_is_diffusers(tiny: Tiny, tmp_path: Path) -> None:
     files = {form: tmp_path / f"{form}.safetensors" for form in forms}
     for form, tensors in forms.items():
         save_file(tensors, files[form])
-    prompt, options = "a red square", {"num_inference_steps": 4, "guidance_scale": 0.0}
+    prompt = "a red square"
+    options: dict[str, Any] = {"num_inference_steps": 4, "guidance_scale": 0.0}
     wanted = tiny.theirs([prompt], (32, 48), [3], lora=files["diffusers"], **options)
     assert decibels([tiny.theirs([prompt], (32, 48), [3], **options)[0] * 255], wanted) < 40
     ours: dict[str, Any] = {"height": 32, "width": 48, "steps": 4, "guidance_scale": 0.0, "seed": 3}
