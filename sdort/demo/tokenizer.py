@@ -8,6 +8,7 @@ from typing import Any
 
 from sdort.checkpoints.clip_tokenizer import write_clip_tokenizer
 from sdort.families.family import PlainText
+from sdort.machine.optional_packages import need_packages
 
 # Pairs in the order in which byte-pair encoding joins them; </w> ends a word.
 MERGES = (
@@ -38,6 +39,7 @@ def write_letters(folder: Path, plain: PlainText) -> None:
     Args:
         plain: how the encoder reads prompts: with a chat template as Qwen3's tokenizer, without one as T5's.
     """
+    need_packages("transformers", what="a tokenizer of plain text")
     import transformers
     from tokenizers import AddedToken
     from tokenizers.pre_tokenizers import ByteLevel

@@ -15,7 +15,7 @@ from sdort.errors import BadModelError, MissingPackageError
 from sdort.errors.plain_text import library_reason
 from sdort.exporter.component_configs import DOWNLOAD_AGAIN
 from sdort.families.family import PlainText
-from sdort.machine.optional_packages import is_installed
+from sdort.machine.optional_packages import is_installed, need_packages
 
 _FORMS = (("tokenizer.json",), ("spiece.model",), ("vocab.json", "merges.txt"))
 """The files that transformers makes a tokenizer of, any one of these; the second takes SentencePiece's library."""
@@ -64,6 +64,7 @@ def write_plain_tokenizer(source: Path, plain: PlainText, folder: Path) -> None:
 
 
 def _load(source: Path, class_name: str) -> Any:
+    need_packages("transformers", what="reading a tokenizer")
     import transformers
 
     try:

@@ -40,7 +40,9 @@ def engine(
 
     def file(name: str) -> Any:
         specs = {each: TensorSpec(each, F, shape) for each, shape in inputs[name].items()}
-        return SimpleNamespace(signature=SimpleNamespace(inputs=specs), path=Path(name), dtype=f"{dtype} of {name}")
+        return SimpleNamespace(
+            signature=SimpleNamespace(inputs=specs), path=Path(name), dtype=f"{dtype} of {name}", metadata={}
+        )
 
     folder: Any = SimpleNamespace(
         denoiser="unet",

@@ -75,7 +75,7 @@ def unet(sample: Any, timestep: Any = (), kind: str = "int64", more: tuple[str, 
 def test_where_the_inputs_of_a_part_of_the_batch_are() -> None:
     held: Any = SimpleNamespace(roles=UNET.roles,
         row=Place("row", 9), sample=Place("sample", 6, 4, 8, 16), conditioning={"text": Place("text", 6, 77, 32)},
-        latents=Place("latents", 6, 3, 8, 16), residuals={"mid": Place("mid", 6, 10, 2, 3)}, first=2,
+        latents=Place("latents", 6, 3, 8, 16), residuals={"mid": Place("mid", 6, 10, 2, 3)}, first=2, _lengths={},
     )  # fmt: skip
     for part, count in ((slice(0, 2), 2), (slice(2, 6), 4)):
         ask: Any = partial(BoundBuffers._arguments, held, part=part)
@@ -107,7 +107,7 @@ def test_new_conditioning_is_written_run_and_counted() -> None:
     texts = {name: Place(name, 2, 3) for name in ("text", "ids")}
     held: Any = SimpleNamespace(
         conditioning=texts, prompts=[SimpleNamespace(run=lambda index=index: run.append(index)) for index in (1, 2)],
-        changes=5, share=slice(1, 3),
+        changes=5, share=slice(1, 3), _packed=lambda name, values: values,
     )  # fmt: skip
     BoundBuffers.write_conditioning(held, {"ids": "hij", "text": "stuv"})  # type: ignore[dict-item]
     assert (texts["text"].written, texts["ids"].written, run, held.changes) == (["tu"], ["ij"], [1, 2], 6)
@@ -357,7 +357,8 @@ def test_a_strength_leaves_the_last_steps(
 
     monkeypatch.setattr(stages, "cached_counts", cached_counts)
     strength = None if share is None else ("hires_strength", share)
-    arguments: Any = ("folder", "request", (64, 96), schedule, strength, Begin.IMAGE, True)
+    folder = SimpleNamespace(scheduler={})
+    arguments: Any = (folder, "request", (64, 96), schedule, strength, Begin.IMAGE, True)
     if not steps:
         with pytest.raises(UsageError, match=f"--hires-strength {share} of {schedule} steps leaves none to take"):
             _stage(*arguments)
@@ -365,7 +366,7 @@ def test_a_strength_leaves_the_last_steps(
     first = (schedule - steps) * order
     part = WHOLE if share is None else Part(first, begin=Begin.IMAGE, masked=True)
     assert _stage(*arguments) == Stage((64, 96), schedule, steps, calls - first, Clock(schedule * order), part)
-    assert asked == [("folder", "request", schedule)]
+    assert asked == [(folder, "request", schedule)]
     if share is not None:
         plain = Part(first, begin=Begin.NOISE, masked=False)
         assert _stage(*arguments[:5]).part == plain
@@ -373,9 +374,10 @@ def test_a_strength_leaves_the_last_steps(
 
 def test_the_strength_that_an_error_advises_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stages, "cached_counts", lambda *given: ScheduleCounts(1, 1))
+    folder: Any = SimpleNamespace(scheduler={})
     for schedule in range(1, 1001):
         with pytest.raises(UsageError) as error:
-            _stage("folder", "request", (64, 96), schedule, ("strength", 0.0))  # type: ignore[arg-type]
+            _stage(folder, "request", (64, 96), schedule, ("strength", 0.0))  # type: ignore[arg-type]
         advised = float(str(error.value.hint).split("--strength ")[1].split()[0])
         assert schedule * advised >= 1
         assert advised <= 1

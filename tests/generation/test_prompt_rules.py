@@ -273,7 +273,8 @@ def test_every_text_encoder_has_its_own_tokenizer(monkeypatch: pytest.MonkeyPatc
     encoders = [
         SimpleNamespace(component=f"encoder {name}", tokenizer=f"tokenizer {name}", plain=None) for name in "ab"
     ]
-    folder: Any = SimpleNamespace(path=Path("p"), family=SimpleNamespace(encoders=encoders))
+    family = SimpleNamespace(encoders=encoders)
+    folder: Any = SimpleNamespace(path=Path("p"), family=family, denoiser="unet", config=lambda name: {})
     found: Any = tokenizers.load_tokenizers(folder)
     assert found == {f"encoder {name}": f"p/tokenizer {name}" for name in "ab"}
 

@@ -10,6 +10,7 @@ ROOT = Path(__file__).parents[2]
 OPTIONAL = {"torch", "diffusers", "transformers", "onnxscript"}
 BEHIND = {
     "sdort.console": "quiet_libraries is for a block that uses them",
+    "sdort.families.data": "called with a module of torch, by what checked",
     "sdort.engines.fast_torch": "a TorchEngine, which checked",
     "sdort.engines.torch_prompts": "given a pipeline of TorchEngine's, which checked",
     "sdort.engines.torch_runners": "made by TorchEngine, which checked",
