@@ -293,7 +293,9 @@ def test_the_memory_of_a_step_is_what_onnx_runtime_takes(
     shapes = [activations._input_shapes(file, sample) for sample in samples]
     for sample, taken in zip(samples, allocations.most_taken(counter, file.path, shapes), strict=True):
         counted = activations._counted(file, sample, CPU, False)
-        assert taken <= 1.001 * counted + 65_536
+        # While it computes the image's tokens, the runtime may keep up to ten tensors of the text's.
+        text = 4 * sample.batch * sample.sequence * tiny_sd3.WIDTH
+        assert taken <= 1.001 * counted + 65_536 + 10 * text
         assert counted <= 1.15 * taken
 
 
