@@ -42,7 +42,7 @@ from sdort.generation.requests.refiner import open_refiner, remark_on_base
 from sdort.generation.requests.request import UPSCALES, Request, check_inputs, for_family, image_size, sampler_of
 from sdort.generation.requests.schedule_cache import cached_recurrence
 from sdort.generation.requests.stages import Stage
-from sdort.generation.requests.tokenizers import load_tokenizers, remark_on_files, remark_on_prompts
+from sdort.generation.requests.tokenizers import load_tokenizers, remark_on_files, remark_on_prompts, remark_on_scale
 from sdort.generation.schedules.image_noise import ImageSeed, NoiseSource
 from sdort.generation.schedules.recurrence import Recurrence
 from sdort.generation.schedules.schedule_part import Part, PartSteps
@@ -597,6 +597,7 @@ class TextToImage:
         guided = len(self.guidance(requests[0])) > 1
         if self.schedule is self.folder:  # a refiner's base has said it
             remark_on_prompts(requests, guided)
+            remark_on_scale(requests[0], self._inputs(self.denoiser), self.folder.family.denoiser.roles)
             remark_on_files(next(iter(self.tokenizers.values())), requests)
         zeros, encoders = self.folder.empty_is_zero, list(self.tokenizers)
         copies = [copy_schedules(each, encoders, guided=guided, empty_is_zero=zeros) for each in requests]

@@ -135,10 +135,18 @@ def test_an_image_is_changed_as_by_diffusers(dev: Exported, tmp_path: Path) -> N
     assert psnr(found.pixels, wanted) >= ALIKE
 
 
-def test_a_request_that_says_nothing_has_the_published_steps_and_scale(exported: Exported) -> None:
+def test_a_request_that_says_nothing_has_the_published_steps_and_scale(
+    exported: Exported, capsys: pytest.CaptureFixture[str]
+) -> None:
     [image] = sdort.load(exported.out, provider="cpu").generate("a red cat", height=32, width=32, seed=SEED).images
     is_dev = "dev" in exported.family
     assert (image.record.steps, image.record.guidance_scale) == ((28, 3.5) if is_dev else (4, 1.0))
+    sdort.load(exported.out, provider="cpu").generate(
+        "a red cat", negative_prompt="blue", height=32, width=32, steps=1, guidance_scale=5.0
+    )  # fmt: skip
+    told = " ".join(capsys.readouterr().err.split())
+    assert "the negative prompt has no effect: this model takes none" in told
+    assert ("--guidance-scale 5 has no effect" in told) == (not is_dev)
     with pytest.raises(UsageError, match="--height 34 is not a multiple of 4"):
         sdort.load(exported.out, provider="cpu").generate("a red cat", height=34, width=32)
 

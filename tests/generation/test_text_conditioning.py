@@ -181,7 +181,11 @@ def test_texts_change_by_calls_for_every_copy() -> None:
         ({"negative_prompt": "n"}, True, ""),
         ({"negative_prompt": "n", "guidance_scale": 1.0}, False, "--guidance-scale 1 and less turn guidance off"),
         ({"negative_prompt_2": "n", "guidance_scale": 0.5}, False, "--guidance-scale 1 and less turn guidance off"),
-        ({"negative_prompt": "n", "guidance_scale": 1.5}, False, "the UNet of this model takes none"),
+        (
+            {"negative_prompt": "n", "guidance_scale": 1.5},
+            False,
+            "no effect: this model takes none",
+        ),
     ],
 )
 def test_what_has_no_effect_is_told(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from sdort.checkpoints.configs import check_processor
@@ -10,7 +10,7 @@ from sdort.checkpoints.tokenizer_files import TABLES, check_tokenizer
 from sdort.console import say, warn
 from sdort.errors import BadModelError, UsageError
 from sdort.errors.plain_text import cut, library_reason, one_line
-from sdort.families.family import PlainText
+from sdort.families.family import PlainText, Roles
 from sdort.generation.prompts.plain_tokenizer import PlainTokenizer
 from sdort.generation.prompts.prompt_syntax import WEIGHTINGS, named_files, network_texts
 from sdort.generation.prompts.prompt_tokenizer import PromptTokenizer
@@ -102,8 +102,18 @@ def remark_on_prompts(requests: Sequence[Request], guided: bool) -> None:
         off = requests[0].guidance_scale <= least and not requests[0].distilled
         warn(
             "the negative prompt has no effect: "
-            + (f"--guidance-scale {least:g} and less turn guidance off" if off else "the UNet of this model takes none")
+            + (f"--guidance-scale {least:g} and less turn guidance off" if off else "this model takes none")
         )
+
+
+def remark_on_scale(request: Request, inputs: Collection[str], roles: Roles) -> None:
+    """Say that the guidance scale has no effect, where a model was distilled without one.
+
+    Args:
+        inputs: the names of its denoiser's inputs.
+    """
+    if request.distilled and roles.guidance not in inputs and request.guidance_scale > 1:
+        warn(f"--guidance-scale {request.guidance_scale:g} has no effect: this model takes none")
 
 
 def remark_on_files(tokenizer: PromptTokenizer | PlainTokenizer, requests: Sequence[Request]) -> None:
