@@ -47,6 +47,7 @@ def test_each_component_is_made_as_it_would_be_loaded_alone(
     expected: dict[str, Any] = {
         "unet": ("unet_of", "opened", ("load_unet", Path("m"), options, {"control_inputs": steered})),
         "vae": ("vae_of", "opened", ("load_vae", Path("m"), options, {})), "text_encoder": None, "text_encoder_2": None,
+        "text_encoder_3": None,
     }  # fmt: skip
     for name in own:
         reload = ("load_text_encoder", Path("m"), options, {"component": name})

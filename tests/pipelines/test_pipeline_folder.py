@@ -240,10 +240,11 @@ def test_a_prompts_conditions_stand_side_by_side() -> None:
         {"encoder_hidden_states": first},
         {"encoder_hidden_states": second, "text_embeds": pooled},
     ]
-    for family, numbers in ((SDXL, [[64, 96, 0, 0, 64, 96]]), (REFINER, [[64, 96, 0, 0, 64]])):
-        found = condition(family, parts, (64, 96))
+    for family, own, numbers in ((SDXL, parts, [[64, 96, 0, 0, 64, 96]]), (REFINER, parts[1:], [[64, 96, 0, 0, 64]])):
+        found = condition(family, own, (64, 96))
         assert found.keys() == {"encoder_hidden_states", "text_embeds", "time_ids"}
-        np.testing.assert_array_equal(found["encoder_hidden_states"], np.concatenate([first, second], 2))
+        states = np.concatenate([part["encoder_hidden_states"] for part in own], 2)
+        np.testing.assert_array_equal(found["encoder_hidden_states"], states)
         np.testing.assert_array_equal(found["text_embeds"], pooled)
         np.testing.assert_array_equal(found["time_ids"], numbers)
         assert found["time_ids"].dtype == np.float32
@@ -327,4 +328,4 @@ def test_a_config_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         assert folder.scheduler == {"_class_name": "DDIMScheduler"}
         assert folder.scheduler_class == "DDIMScheduler"
         assert folder.default_size == (768, 768)
-    assert sorted(opened) == ["scheduler", "unet"]
+    assert sorted(opened) == sorted(["scheduler", "unet", tmp_path.name])  # the index is there
