@@ -60,10 +60,16 @@ gpu_only() {
     return 1
 }
 
-# benchmark STEP FAMILY ARGUMENTS...: rows of scripts/gpu_benchmark.py; on the CPU of the tiny family.
+# benchmark STEP FAMILY ARGUMENTS...: rows of scripts/gpu_benchmark.py; on the CPU of a tiny family.
 benchmark() {
     local family=$2
-    [ "$provider" = cpu ] && family=tiny
+    if [ "$provider" = cpu ]; then
+        case $family in
+            sd35-*) family=tiny-sd35 ;;
+            z-image) family=tiny-z-image ;;
+            *) family=tiny ;;
+        esac
+    fi
     "$python" scripts/gpu_benchmark.py --work "$work" --provider "$provider" --family "$family" --repeat "$repeat" \
         --json "$out/$1.json" "${@:3}"
 }
@@ -138,11 +144,16 @@ call() { # STEP FUNCTION ARGUMENTS...: a function in a process of its own, which
 
 small=${size}x$size
 steps() {
+    local each sizes=512x512,768x768,1024x1024
     call build library
     call attention attention
     call peers-sd1 benchmark peers-sd1 sd15 --components unet --batch 2,16 --size "$small"
     call peers-vae benchmark peers-vae sd15 --components vae_decoder --batch 1 --size "$small,$large"
     call peers-sdxl benchmark peers-sdxl sdxl --components unet --batch 2 --size "$large" --engines sdort,torch,compile
+    for each in sd35-medium z-image; do
+        call "transformers-$each" benchmark "transformers-$each" "$each" --components transformer --batch 1 --size "$large" \
+            --engines sdort,torch,compile
+    done
     call torch torch_overhead
     call operators-unet torch_operators unet
     call operators-vae torch_operators vae
@@ -153,7 +164,6 @@ steps() {
     call ablation-vae benchmark ablation-vae sd15 --components vae_decoder --batch 1 --size "$small" --engines sdort --ablation
     call kernels kernels
     call layouts layouts
-    local each sizes=512x512,768x768,1024x1024
     [ "$provider" = cpu ] && sizes=64x64,128x128
     for each in sd15 sd21 sdxl; do
         call "sizes-$each" benchmark "sizes-$each" "$each" --components unet --batch 1,2,8,16 --size "$sizes" --engines sdort

@@ -46,7 +46,7 @@ def test_a_failed_step_leaves_the_others_and_is_named_at_the_end(tmp_path: Path)
     assert sorted(log.name for log in out.glob("*.log")) == [
         "build.log", "kernels.log", "peers-sd1.log", "peers-sdxl.log", "peers-vae.log"
     ]  # fmt: skip
-    assert "--family tiny" in (out / "peers-sdxl.log").read_text()
+    assert "--family tiny " in (out / "peers-sdxl.log").read_text()
     assert (out / "kernels.log").read_text().startswith("this step times kernels of a GPU")
 
 
@@ -57,6 +57,9 @@ def test_all_steps_run_without_a_name(tmp_path: Path) -> None:
     assert "--family sd21 " in words
     assert "--batch 1,2,8,16 " in words
     assert "--provider rocm " in words
+    words = (tmp_path / "out" / "transformers-z-image.log").read_text()
+    assert "--family z-image --" in words
+    assert "--size 1024x1024 --engines sdort,torch,compile" in words
 
 
 def test_a_step_that_is_none_is_refused_before_anything_runs(tmp_path: Path) -> None:
