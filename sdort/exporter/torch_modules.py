@@ -92,8 +92,8 @@ class _Denoiser(torch.nn.Module):  # type: ignore[misc]
         self.inputs = inputs
 
     def forward(self, *tensors: Any) -> Any:
-        if self.denoiser.call:
-            return self.denoiser.call(self.model, dict(zip(self.inputs, tensors, strict=True)))
+        if call := self.denoiser.traced or self.denoiser.call:
+            return call(self.model, dict(zip(self.inputs, tensors, strict=True)))
         inputs = module_arguments(self.inputs, tensors, self.denoiser.arguments)
         if IMAGE_TOKENS in inputs:
             pairs = zip(inputs.pop(IMAGE_TOKENS), inputs.pop(IMAGE_SCALE), strict=True)

@@ -95,6 +95,8 @@ class Denoiser:
     call: Callable[[Any, Mapping[str, Any]], Any] | None = None
     """Gives the graph's output, a torch tensor, by its class's module and the inputs by their names; None for a module
     that takes them as they are."""
+    traced: Callable[[Any, Mapping[str, Any]], Any] | None = None
+    """As ``call``, for graphs alone: where tracing the module as it is hides sizes that operators need."""
     distilled: bool = False
     """It follows prompts without a sample that has none beside: it was distilled with the guidance scale, which is an
     input of it, or to few steps."""

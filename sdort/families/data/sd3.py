@@ -61,7 +61,7 @@ def counts(config: Config) -> Counter[str]:
     )
 
 
-def call(transformer: Any, inputs: Mapping[str, Any]) -> Any:
+def traced(transformer: Any, inputs: Mapping[str, Any]) -> Any:
     """The output of diffusers' transformer, whose positions are looked up instead of cut out of their table.
 
     A graph does not tell how long a piece is that is cut at computed places, so that nothing that is added to the
@@ -98,7 +98,7 @@ FAMILY = Family(
         roles=ROLES,
         signature=signature,
         counts=counts,
-        call=call,
+        traced=traced,
         output="out_hidden_states",
         required=(
             "in_channels",
