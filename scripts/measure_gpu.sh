@@ -66,6 +66,7 @@ benchmark() {
     if [ "$provider" = cpu ]; then
         case $family in
             sd35-*) family=tiny-sd35 ;;
+            flux-*) family=tiny-flux ;;
             z-image) family=tiny-z-image ;;
             *) family=tiny ;;
         esac

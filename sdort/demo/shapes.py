@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdort.demo.tokenizer import MERGES
-from sdort.families.data import sd1, sd2, sd3, sdxl, sdxl_refiner, z_image
+from sdort.families.data import flux, sd1, sd2, sd3, sdxl, sdxl_refiner, z_image
 from sdort.families.family import Config, Family
 from sdort.families.scheduler_configs import DDIM_V
 from sdort.families.unet import INPAINTING
@@ -122,6 +122,9 @@ QWEN3_4B: Config = {
     "tie_word_embeddings": True,
     "vocab_size": 151936,
 }
+FLUX_DEV: Config = {"guidance_embeds": True}
+"""Else as diffusers' class begins, as is the whole of FLUX.1-schnell's."""
+FLUX_SCHNELL: Config = {"guidance_embeds": False}
 
 # Stable Diffusion 1.5's shape, narrowed: the same levels and blocks, one layer a block instead of two, and head sizes
 # of 16 and 32 instead of 40 to 160. GPU kernels of GroupNorm want an even number of channels in each of the 32 groups,
@@ -186,6 +189,17 @@ _TINY_QWEN3: Config = {
     "head_dim": 16,
     "vocab_size": 384,
 }
+# Flux.1's, too: one block with two streams and two with one.
+_TINY_FLUX: Config = {
+    "num_layers": 1,
+    "num_single_layers": 2,
+    "attention_head_dim": 32,
+    "num_attention_heads": 2,
+    "joint_attention_dim": 2 * _TINY,
+    "pooled_projection_dim": _TINY,
+    "guidance_embeds": True,
+    "axes_dims_rope": (8, 12, 12),
+}
 
 
 @dataclass(frozen=True)
@@ -215,11 +229,16 @@ SHAPES: dict[str, Shape] = {
     "sd35-medium": Shape(sd3.FAMILY, SD35_MEDIUM, (_PROJECTED_L, OPENCLIP_G, T5_XXL), vae=VAE_16),
     "sd35-large": Shape(sd3.FAMILY, SD35_LARGE, (_PROJECTED_L, OPENCLIP_G, T5_XXL), vae=VAE_16),
     "z-image": Shape(z_image.FAMILY, Z_IMAGE, (QWEN3_4B,), vae=VAE_16),
+    "flux-dev": Shape(flux.FAMILY, FLUX_DEV, (CLIP_L, T5_XXL), vae=VAE_16),
+    "flux-schnell": Shape(flux.FAMILY, FLUX_SCHNELL, (CLIP_L, T5_XXL), vae=VAE_16),
     "tiny": Shape(
         sd1.FAMILY, _TINY_UNET, (_TINY_TEXT,), vae=_TINY_VAE, dtype="float32", merges=MERGES
     ),
     "tiny-sd35": Shape(
         sd3.FAMILY, _TINY_SD35, (_TINY_TEXT, _TINY_TEXT, _TINY_T5), vae=_TINY_VAE_16, dtype="float32", merges=MERGES
+    ),
+    "tiny-flux": Shape(
+        flux.FAMILY, _TINY_FLUX, (_TINY_TEXT, _TINY_T5), vae=_TINY_VAE_16, dtype="float32", merges=MERGES
     ),
     "tiny-z-image": Shape(z_image.FAMILY, _TINY_Z_IMAGE, (_TINY_QWEN3,), vae=_TINY_VAE_16, dtype="float32"),
 }  # fmt: skip

@@ -92,7 +92,7 @@ def test_an_unknown_shape_is_told_the_known_ones(tmp_path: Path) -> None:
 
 
 def test_a_transformer_has_as_many_parameters_as_the_released_one() -> None:
-    for name, billions in (("sd35-medium", 2.243), ("sd35-large", 8.057), ("z-image", 6.155)):
+    for name, billions in (("sd35-medium", 2.243), ("sd35-large", 8.057), ("z-image", 6.155), ("flux-dev", 11.902)):
         shape = SHAPES[name]
         with torch.device("meta"):
             model = getattr(diffusers, shape.family.denoiser.class_name)(**shape.denoiser)
