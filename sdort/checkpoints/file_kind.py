@@ -22,10 +22,10 @@ from sdort.errors import BadModelError
 from sdort.families.known_families import FAMILIES
 from sdort.files.input_file import open_input
 
-_FOLDERS_ALONE = [each.title for each in FAMILIES.values() if not any(part.prefixes for part in each.encoders)]
+_TRANSFORMERS = [each.title for each in FAMILIES.values() if each.denoiser.layers]
 EXPORTED = (
-    "sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL, as diffusers folders and as single files; "
-    f"and {', '.join(_FOLDERS_ALONE)}, as diffusers folders."
+    f"sdort exports Stable Diffusion 1.x, 2.x (inpainting too) and XL, {', '.join(_TRANSFORMERS[:-1])} and "
+    f"{_TRANSFORMERS[-1]}, as diffusers folders and as single files."
 )
 """Advice for models of other kinds."""
 
@@ -179,6 +179,9 @@ def _advice(path: Path, found: Architecture) -> str:
             return f"It takes the place of a model's own:\n    sdort export MODEL OUT --vae {_quoted(path)}"
         case Kind.UNET:
             return f"Export it, with the text encoders of a folder:\n    sdort export {_quoted(path)} OUT --config DIR"
+        case Kind.DENOISER:
+            options = "--text-encoder NAME=FILE --vae FILE"
+            return f"Export it, with text encoders and a VAE:\n    sdort export {_quoted(path)} OUT {options}"
         case Kind.TEXT_ENCODER:
             return "It is one component. Export the pipeline that it belongs to, the folder with model_index.json."
         case Kind.EMBEDDING:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping
+from itertools import pairwise
 
 from sdort.checkpoints.ldm_names import (
     control_name,
@@ -21,7 +22,8 @@ from sdort.checkpoints.ldm_names import (
 )
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import cut, one_line
-from sdort.graph.weights import Reshaped, Stored, Transposed, Weight
+from sdort.families.layer_names import Layer, LayerNames
+from sdort.graph.weights import Concatenated, Reshaped, Stored, Transposed, Weight
 
 Tensors = Mapping[str, Stored]
 """Tensors of one component by the names that its file gives them, without the component's prefix."""
@@ -74,6 +76,53 @@ def clip_tensors(tensors: Tensors) -> dict[str, Weight]:
     return found
 
 
+def denoiser_tensors(tensors: Tensors, names: LayerNames) -> dict[str, Weight]:
+    """The tensors of a denoiser in its authors' names or diffusers'; one that the table has not keeps its name.
+
+    Raises:
+        BadModelError: two names become one; or a tensor's rows are not those of the layers that it is of.
+    """
+    found: dict[str, Weight] = {}
+    for name, tensor in tensors.items():
+        if name in names.unused:
+            continue
+        own = list(names.own_names(name))
+        layer = names.find(name.rpartition(".")[0])
+        for new, part in zip(own, _parts(name, tensor, layer, tensors) if layer else [tensor], strict=True):
+            if new in found:
+                raise _twice(new, name)
+            found[new] = part
+    return found
+
+
+def _parts(name: str, tensor: Stored, layer: Layer, tensors: Tensors) -> list[Weight]:
+    """The tensors of the layers that a layer of a file is in diffusers."""
+    if len(layer.own) == 1 and not layer.swapped:
+        return [tensor]
+    key = f"{layer.authors}.weight"
+    weight = tensors.get(key, tensor)
+    high, wide = weight.shape if len(weight.shape) == 2 else (0, 0)
+    fits = 0 < wide * max(len(layer.own) - 1, 1) < high
+    if not fits or tensor.shape[:1] != (high,):
+        named, shape = (name, tensor.shape) if fits else (key, weight.shape)
+        raise BadModelError(
+            f"its tensor {named!r} has the shape {list(shape)}, which is none of {len(layer.own)} layers in one"
+            if len(layer.own) > 1
+            else f"its tensor {named!r} has the shape {list(shape)}, which is none of a modulation",
+            hint="It is damaged, or of another kind: get another version of it.",
+        )
+    if layer.swapped:
+        return [Concatenated([_rows(tensor, wide, high), _rows(tensor, 0, wide)], 0)] if high == 2 * wide else [tensor]
+    ends = [*(wide * number for number in range(len(layer.own))), high]
+    return [_rows(tensor, start, end) for start, end in pairwise(ends)]
+
+
+def _rows(tensor: Stored, start: int, end: int) -> Stored:
+    """Some rows of a tensor."""
+    size = tensor.nbytes // tensor.shape[0]
+    return Stored(tensor.path, tensor.offset + start * size, (end - start, *tensor.shape[1:]), tensor.dtype)
+
+
 def _as_matrix(tensor: Stored) -> Weight:
     """A convolution of one pixel as the matrix that a Linear has."""
     kernel = tensor.shape[2:]
@@ -97,8 +146,8 @@ def equal_parts(tensor: Stored, count: int, what: str) -> list[Stored]:
             f"a tensor of {what} in one has the shape {list(tensor.shape)}, whose rows are not {count} equal parts",
             hint="It is damaged, or of another kind: get another version of it.",
         )
-    shape, size = (rows // count, *tensor.shape[1:]), tensor.nbytes // count
-    return [Stored(tensor.path, tensor.offset + index * size, shape, tensor.dtype) for index in range(count)]
+    share = rows // count
+    return [_rows(tensor, index * share, (index + 1) * share) for index in range(count)]
 
 
 def _renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, Stored]:
@@ -111,9 +160,13 @@ def _renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, Stored
     for name, tensor in tensors.items():
         other = rename(name)
         if other in found:
-            raise BadModelError(
-                f"it has the tensor {other!r} twice, also as {cut(one_line(name), 100)!r}",
-                hint="It is damaged, or a mixture of two files: get another version of it.",
-            )
+            raise _twice(other, name)
         found[other] = tensor
     return found
+
+
+def _twice(name: str, other: str) -> BadModelError:
+    return BadModelError(
+        f"it has the tensor {name!r} twice, also as {cut(one_line(other), 100)!r}",
+        hint="It is damaged, or a mixture of two files: get another version of it.",
+    )

@@ -7,11 +7,13 @@ family are recognised as well.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.families.family import Shapes
-from sdort.families.tensor_shapes import TIME_WIDTH, context_width, shape_of
+from sdort.families.tensor_shapes import TIME_WIDTH, context_width, count_of, head_size, shape_of
+from sdort.families.text_models import QWEN3, T5
 
 Config = dict[str, Any]
 
@@ -47,7 +49,7 @@ def controlnet_config(shapes: Shapes) -> Config:
         BadModelError: the tensors are not those of such a model.
     """
     down = _down_levels(shapes)
-    blocks = _count(shapes, r"controlnet_cond_embedding\.blocks\.(\d+)\.") // 2
+    blocks = count_of(shapes, r"controlnet_cond_embedding\.blocks\.(\d+)\.") // 2
     image = "controlnet_cond_embedding"
     steps = [shape_of(shapes, f"{image}.blocks.{2 * block + 1}.weight")[0] for block in range(blocks)]
     attends = any(".attn2." in name for name in shapes)
@@ -63,7 +65,7 @@ def controlnet_config(shapes: Shapes) -> Config:
 
 def _down_levels(shapes: Shapes) -> list[list[int]]:
     """The depths of the transformers of each level of the encoder half."""
-    levels = _count(shapes, r"down_blocks\.(\d+)\.resnets\.")
+    levels = count_of(shapes, r"down_blocks\.(\d+)\.resnets\.")
     return [_level(shapes, f"down_blocks.{level}") for level in range(levels)]
 
 
@@ -83,11 +85,11 @@ def _encoder_half(shapes: Shapes, down: list[list[int]]) -> Config:
 
 def _level(shapes: Shapes, block: str) -> list[int]:
     """The depth of the transformer behind each residual block of a level; 0 where there is none."""
-    layers = _count(shapes, rf"{re.escape(block)}\.resnets\.(\d+)\.")
+    layers = count_of(shapes, rf"{re.escape(block)}\.resnets\.(\d+)\.")
     if not layers:
         raise BadModelError(f"its {block} is missing", hint="The file is incomplete: download it again.")
     attention = rf"{re.escape(block)}\.attentions\.{{}}\.transformer_blocks\.(\d+)\."
-    return [_count(shapes, attention.format(layer)) for layer in range(layers)]
+    return [count_of(shapes, attention.format(layer)) for layer in range(layers)]
 
 
 def _depths(down: list[list[int]], up: list[list[int]]) -> Config:
@@ -133,7 +135,7 @@ def vae_config(shapes: Shapes) -> Config:
     Raises:
         BadModelError: the tensors are not those of such a VAE.
     """
-    levels = _count(shapes, r"encoder\.down_blocks\.(\d+)\.")
+    levels = count_of(shapes, r"encoder\.down_blocks\.(\d+)\.")
     return {
         "_class_name": "AutoencoderKL",
         "in_channels": shape_of(shapes, "encoder.conv_in.weight")[1],
@@ -144,7 +146,7 @@ def vae_config(shapes: Shapes) -> Config:
         ],
         "down_block_types": ["DownEncoderBlock2D"] * levels,
         "up_block_types": ["UpDecoderBlock2D"] * levels,
-        "layers_per_block": _count(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\."),
+        "layers_per_block": count_of(shapes, r"encoder\.down_blocks\.0\.resnets\.(\d+)\."),
         "norm_num_groups": 32,
         "act_fn": "silu",
         **{f"use_{name}": f"{name}.weight" in shapes for name in ("quant_conv", "post_quant_conv")},
@@ -206,15 +208,64 @@ def text_config(shapes: Shapes, activation: str, layers: int) -> Config:
     }
 
 
+def _t5_config(shapes: Shapes) -> Config:
+    """The config of T5's encoder, of version 1.1, whose feed-forward layers are gated."""
+    table = "shared.weight" if "shared.weight" in shapes else "encoder.embed_tokens.weight"
+    vocabulary, width = shape_of(shapes, table)[:2]
+    block = "encoder.block.0.layer"
+    buckets, heads = shape_of(shapes, f"{block}.0.SelfAttention.relative_attention_bias.weight")[:2]
+    layers = count_of(shapes, r"encoder\.block\.(\d+)\.")
+    return {
+        "architectures": [T5],
+        "model_type": "t5",
+        "vocab_size": vocabulary,
+        "d_model": width,
+        "d_kv": shape_of(shapes, f"{block}.0.SelfAttention.q.weight")[0] // heads,
+        "d_ff": shape_of(shapes, f"{block}.1.DenseReluDense.wi_0.weight")[0],
+        "num_layers": layers,
+        "num_decoder_layers": layers,
+        "num_heads": heads,
+        "relative_attention_num_buckets": buckets,
+        "feed_forward_proj": "gated-gelu",
+        "dense_act_fn": "gelu_new",
+        "is_gated_act": True,
+        "layer_norm_epsilon": 1e-06,
+    }
+
+
+def _qwen3_config(shapes: Shapes) -> Config:
+    """The config of a ``Qwen3Model``: Qwen3-4B's, and shapes."""
+    prefix = "model." if any(name.startswith("model.") for name in shapes) else ""
+    vocabulary, width = shape_of(shapes, f"{prefix}embed_tokens.weight")[:2]
+    layer = f"{prefix}layers.0."
+    queries, keys = (shape_of(shapes, f"{layer}self_attn.{each}_proj.weight")[0] for each in "qk")
+    head = head_size(shapes, f"{layer}self_attn.q_norm.weight", queries, usual=128)
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "vocab_size": vocabulary,
+        "hidden_size": width,
+        "intermediate_size": shape_of(shapes, f"{layer}mlp.gate_proj.weight")[0],
+        "num_hidden_layers": count_of(shapes, rf"{re.escape(prefix)}layers\.(\d+)\."),
+        "num_attention_heads": queries // head,
+        "num_key_value_heads": keys // head,
+        "head_dim": head,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-06,
+        "rope_theta": 1_000_000.0,
+        "max_position_embeddings": 40960,
+        "tie_word_embeddings": True,
+    }
+
+
+PLAIN_CONFIGS: Mapping[str, Callable[[Shapes], Config]] = {T5: _t5_config, QWEN3: _qwen3_config}
+"""Class of a text encoder that is none of CLIP's -> its config by the shapes of its tensors, which raises
+:class:`BadModelError` where they are not those of such an encoder."""
+
+
 def count_text_layers(shapes: Shapes) -> int:
     """The layers of a text encoder that are in the file."""
-    return _count(shapes, r"(?:text_model\.)?encoder\.layers\.(\d+)\.")
-
-
-def _count(shapes: Shapes, pattern: str) -> int:
-    """The number of different numbers that the pattern finds at the beginning of names."""
-    match = re.compile(pattern).match
-    return len({found[1] for name in shapes if (found := match(name))})
+    return count_of(shapes, r"(?:text_model\.)?encoder\.layers\.(\d+)\.")
 
 
 def _collapsed(values: list[int]) -> Any:

@@ -15,7 +15,13 @@ from typing import Any
 import numpy as np
 
 from sdort.checkpoints.file_kind import EXPORTED
-from sdort.checkpoints.layout import clip_tensors, tiny_vae_tensors, unet_tensors, vae_tensors
+from sdort.checkpoints.layout import (
+    clip_tensors,
+    denoiser_tensors,
+    tiny_vae_tensors,
+    unet_tensors,
+    vae_tensors,
+)
 from sdort.checkpoints.prediction import (
     Prediction,
     find_prediction,
@@ -24,6 +30,7 @@ from sdort.checkpoints.prediction import (
 )
 from sdort.checkpoints.safetensors import read_header, read_tensors
 from sdort.checkpoints.shape_configs import (
+    PLAIN_CONFIGS,
     Config,
     count_text_layers,
     text_config,
@@ -31,7 +38,15 @@ from sdort.checkpoints.shape_configs import (
     unet_config,
     vae_config,
 )
-from sdort.checkpoints.weight_names import LATENTS, LDM_UNET, recognise_tensors, unwrapped
+from sdort.checkpoints.weight_names import (
+    LATENTS,
+    LDM_UNET,
+    VAE_PREFIXES,
+    FoundDenoiser,
+    find_denoiser,
+    recognise_tensors,
+    unwrapped,
+)
 from sdort.console import warn
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import some
@@ -39,7 +54,7 @@ from sdort.families.family import Encoder, Family, Shapes
 from sdort.families.known_families import FAMILIES
 from sdort.families.scheduler_configs import EDM, EDM_VAE, ZERO_SNR
 from sdort.families.unet import UNET
-from sdort.graph.weights import Stored, Weight
+from sdort.graph.weights import Inline, Stored, Weight
 
 EMA = "model_ema."
 """Stands before the names of averaged weights, whose further dots are left out: ``model_ema.diffusion_modelout2bias``
@@ -47,7 +62,6 @@ EMA = "model_ema."
 _LAST_NORM, _NO_SCALE = "conv_norm_out.weight", 0.02
 VISION_HALF = ("vision_model.", "visual_projection.", "visual.")
 """Beginnings of the names of CLIP's image encoder, in the names of transformers and OpenCLIP."""
-_VAE_PREFIXES = ("first_stage_model.", "vae.")
 _UNREAD = re.compile(
     # Schedules, which follow from the scheduler's config; marks; buffers and parts that are for training.
     r"\.?((.*_)?(betas|alphas_cumprod(_prev)?|one_minus_alphas_cumprod|recip(m1)?_alphas_cumprod)"
@@ -64,7 +78,8 @@ class SingleFile:
     family: Family
     variant: str | None
     """The kind of input that its UNet takes beside latents: ``inpainting``; None for none."""
-    prediction: Prediction
+    prediction: Prediction | None
+    """The prediction of a UNet; None for a model of flow matching, which has one kind."""
     tensors: dict[str, Mapping[str, Weight]] = field(default_factory=dict)
     """Folder of a component -> its tensors by diffusers' or transformers' names."""
     configs: dict[str, Config] = field(default_factory=dict)
@@ -83,7 +98,7 @@ class SingleFile:
 
 
 def read_single_file(path: Path, *, ema: bool = False, prediction_type: str | None = None) -> SingleFile:
-    """The components of a file that holds a UNet, in the layout of LDM or diffusers, and perhaps more.
+    """The components of a file that holds a denoiser, in the layout of its authors or diffusers, and perhaps more.
 
     Args:
         path: the file, which :func:`sdort.checkpoints.file_kind.recognise_file` takes for a checkpoint or a UNet.
@@ -95,6 +110,8 @@ def read_single_file(path: Path, *, ema: bool = False, prediction_type: str | No
     """
     tensors, notes = unwrapped(read_tensors(path)), read_header(path).notes
     try:
+        if transformer := find_denoiser(tensors):
+            return _read_transformer(path, transformer, tensors)
         return _read(path, tensors, notes, ema, prediction_type)
     except BadModelError as error:
         error.message = f"{path}: {error.message}"
@@ -134,6 +151,25 @@ def _read(
     return file
 
 
+def _read_transformer(path: Path, found: FoundDenoiser, tensors: Mapping[str, Stored]) -> SingleFile:
+    family, denoiser = found.family, found.family.denoiser
+    assert denoiser.layers is not None
+    assert denoiser.config_of is not None
+    used = set(found.names(tensors))
+    inner = {name.removeprefix(found.prefix): tensors[name] for name in tensors if name in used}
+    weights = denoiser_tensors(_without_rest(inner), denoiser.layers)
+    config = {**denoiser.config_of(_shapes(weights)), "sample_size": family.sample_size}
+    scheduler = family.scheduler_of(config) if family.scheduler_of else family.scheduler
+    file = SingleFile(path, family, None, None, {denoiser.component: weights}, scheduler=dict(scheduler))
+    file.configs[denoiser.component] = config
+    for part in family.encoders:
+        used |= _add_text_encoder(file, part, tensors)
+    used |= _add_vae(file, tensors)
+    _check_latents(file)
+    file.unread = tuple(name for name in tensors if name not in used and not _UNREAD.fullmatch(name))
+    return file
+
+
 def _refuse_differences(unet: Mapping[str, Weight]) -> None:
     """Raise where a lone UNet's values are differences, which are added to another model's, as those of IC-Light.
 
@@ -149,11 +185,13 @@ def _refuse_differences(unet: Mapping[str, Weight]) -> None:
 
 
 def _check_latents(file: SingleFile) -> None:
-    made, decoded = file.configs[UNET.component]["out_channels"], file.configs.get("vae", {}).get("latent_channels")
+    denoiser = file.family.denoiser
+    made = denoiser.channels_of(file.configs[denoiser.component], made=True)
+    decoded = file.configs.get("vae", {}).get("latent_channels")
     if decoded not in (None, made):
         raise BadModelError(
-            f"its UNet makes {made} channels, and its VAE decodes latents of {decoded}: it is of a kind that sdort "
-            "does not export",
+            f"its {denoiser.title} makes {made} channels, and its VAE decodes latents of {decoded}: it is of a "
+            "kind that sdort does not export",
             hint=EXPORTED,
         )
 
@@ -203,23 +241,65 @@ def _add_text_encoder(file: SingleFile, part: Encoder, tensors: Mapping[str, Sto
     prefix = next((prefix for prefix in part.prefixes if any(map(_begins(prefix), tensors))), None)
     if prefix is None:
         return set()
-    inner = {name: tensor for name, tensor in _within(tensors, prefix).items() if not name.startswith(VISION_HALF)}
+    add_encoder(file, part, _within(tensors, prefix))
+    return {name for name in tensors if name.startswith(prefix) and not name.startswith(VISION_HALF, len(prefix))}
+
+
+def add_encoder(file: SingleFile, part: Encoder, tensors: Mapping[str, Stored]) -> None:
+    """Add a text encoder to a file's components.
+
+    Args:
+        part: which one.
+        tensors: its tensors by the names of OpenCLIP or transformers; CLIP's image encoder may be beside them.
+
+    Raises:
+        BadModelError: they are not those of such an encoder.
+    """
+    if of_shapes := PLAIN_CONFIGS.get(part.class_name):
+        file.tensors[part.component] = _without_rest(tensors)
+        file.configs[part.component] = {**part.config, **of_shapes(_shapes(tensors))}
+        return
+    inner = {name: tensor for name, tensor in tensors.items() if not name.startswith(VISION_HALF)}
     original = any(name.startswith("transformer.resblocks.") for name in inner)
     encoder = clip_tensors(_without_rest(inner))
     layers = count_text_layers(_shapes(encoder))
     if part.class_name == "CLIPTextModel":
         encoder.pop("text_projection.weight", None)
+    elif not part.projected:
+        encoder["text_projection.weight"] = _identity(_shapes(encoder))
     if original and layers == part.unused:
         layers -= 1
         encoder = {name: tensor for name, tensor in encoder.items() if not name.startswith(f"encoder.layers.{layers}.")}
     config = text_config(_shapes(encoder), part.activation, layers)
     file.tensors[part.component] = encoder
     file.configs[part.component] = {**part.config, **config}
-    return {name for name in tensors if name.startswith(prefix) and not name.startswith(VISION_HALF, len(prefix))}
+
+
+def read_encoder_file(path: Path, file: SingleFile, part: Encoder) -> None:
+    """Add the text encoder of a file of its own to a single file.
+
+    Args:
+        part: which one.
+
+    Raises:
+        BadModelError: it is broken, or another encoder.
+    """
+    tensors: Mapping[str, Stored] = read_tensors(path)
+    try:
+        add_encoder(file, part, tensors)
+    except BadModelError as error:
+        error.message = f"{path}, given as {part.component}: {error.message}"
+        raise
+
+
+def _identity(shapes: Shapes) -> Weight:
+    """The projection of a pooled output that is taken as it is."""
+    [width] = {shape[-1] for name, shape in shapes.items() if name.endswith("final_layer_norm.weight")} or {0}
+    return Inline(np.eye(width, dtype=np.float32))
 
 
 def _add_vae(file: SingleFile, tensors: Mapping[str, Stored]) -> set[str]:
-    prefix = next((prefix for prefix in _VAE_PREFIXES if any(map(_begins(f"{prefix}decoder."), tensors))), None)
+    prefix = next((prefix for prefix in VAE_PREFIXES if any(map(_begins(f"{prefix}decoder."), tensors))), None)
     if prefix is None:
         return set()
     vae = vae_tensors(_without_rest(_within(tensors, prefix)))
@@ -261,7 +341,7 @@ def _read_vae(path: Path, tensors: Mapping[str, Stored]) -> tuple[Config, Mappin
     if any(re.match(r"((en|de)coder\.(layers\.)?)?\d+\.conv\.", name) for name in tensors):
         tiny = tiny_vae_tensors(_both_halves(path, tensors))
         return tiny_vae_config(_shapes(tiny)), tiny
-    prefix = next((prefix for prefix in _VAE_PREFIXES if any(map(_begins(f"{prefix}decoder."), tensors))), "")
+    prefix = next((prefix for prefix in VAE_PREFIXES if any(map(_begins(f"{prefix}decoder."), tensors))), "")
     vae = vae_tensors(_without_rest(_within(tensors, prefix)))
     return vae_config(_shapes(vae)), vae
 

@@ -8,12 +8,13 @@ of T2I adapters: diffusers' ``convert_original_t2i_adapter.py``; of upscalers: x
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar
 
 from sdort.families.data import sd1, sd2, sdxl, sdxl_refiner
+from sdort.families.family import Family
 from sdort.families.known_families import FAMILIES
 from sdort.families.unet import EDITING, INPAINTING, UNET
 
@@ -26,6 +27,7 @@ class Kind(Enum):
 
     CHECKPOINT = "checkpoint"
     UNET = "UNet"
+    DENOISER = "transformer"
     TEXT_ENCODER = "text encoder"
     VAE = "VAE"
     LORA = "LoRA"
@@ -59,6 +61,9 @@ LDM_UNET = "model.diffusion_model."
 _WRAPPED = re.compile(r"(.*?)((?:model\.)?diffusion_model\.)(?:input_blocks\.0\.0|conv_in)\.weight")
 _LDM_TEXT = ("cond_stage_model.", "conditioner.embedders.")
 _LDM_VAE = "first_stage_model."
+VAE_PREFIXES = (_LDM_VAE, "vae.")
+_DENOISERS = (LDM_UNET, "diffusion_model.", "transformer.", "")
+"""Beginnings of a transformer's names: of ComfyUI's whole checkpoints, of its models alone, of diffusers' pipelines."""
 
 _UNET = r"(model\.diffusion_model\.)?"
 _KINDS = (
@@ -158,6 +163,8 @@ class Architecture:
 def recognise_tensors(shapes: Shapes) -> Architecture:
     """The model that tensors of these names and shapes are."""
     shapes = unwrapped(shapes)
+    if denoiser := find_denoiser(shapes):
+        return _of_family(denoiser.family, shapes)
     kind = next((kind for kind, pattern in _KINDS if _first(shapes, pattern)), Kind.UNKNOWN)
     if kind in (Kind.CHECKPOINT, Kind.UNET) and (family := _foreign_family(shapes)):
         return Architecture(Kind.TRANSFORMER, family)
@@ -168,6 +175,42 @@ def recognise_tensors(shapes: Shapes) -> Architecture:
     parts: dict[str, tuple[str, ...]] = {"text encoder": _LDM_TEXT, "VAE": (_LDM_VAE,)}
     lacks = tuple(part for part, prefixes in parts.items() if not any(name.startswith(prefixes) for name in shapes))
     return Architecture(Kind.UNET if len(lacks) == len(parts) else kind, _family(shapes, kind), _variant(shapes), lacks)
+
+
+@dataclass(frozen=True)
+class FoundDenoiser:
+    """A transformer among the tensors of a file.
+
+    Attributes:
+        prefix: the beginning of its tensors' names.
+    """
+
+    family: Family
+    prefix: str
+
+    def names(self, tensors: Collection[str]) -> list[str]:
+        """Its tensors among those of a file."""
+        others = (*(each for part in self.family.encoders for each in part.prefixes), *VAE_PREFIXES)
+        return [name for name in tensors if name.startswith(self.prefix) and not name.startswith(others)]
+
+
+def find_denoiser(shapes: Mapping[str, object]) -> FoundDenoiser | None:
+    """The transformer in a file, in its authors' names or diffusers'; None for another file."""
+    for prefix in _DENOISERS:
+        inner = [name.removeprefix(prefix) for name in shapes if name.startswith(prefix)]
+        for family in FAMILIES.values():
+            names = family.denoiser.layers
+            if names and inner and family.holds(dict.fromkeys(names.own(inner), ())):
+                return FoundDenoiser(family, prefix)
+    return None
+
+
+def _of_family(family: Family, shapes: Shapes) -> Architecture:
+    texts = tuple(prefix for part in family.encoders for prefix in part.prefixes)
+    parts = {"text encoder": texts, "VAE": VAE_PREFIXES}
+    lacks = tuple(part for part, prefixes in parts.items() if not any(name.startswith(prefixes) for name in shapes))
+    kind = Kind.DENOISER if len(lacks) == len(parts) else Kind.CHECKPOINT
+    return Architecture(kind, family.name, None, lacks)
 
 
 _Tensor = TypeVar("_Tensor")

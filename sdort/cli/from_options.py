@@ -137,7 +137,8 @@ def _assignments(ctx: click.Context, option: click.Parameter, values: tuple[str,
     for value in values:
         name, equals, text = value.partition("=")
         if not name or not equals:
-            raise click.BadParameter(f"{value!r} is not NAME=VALUE, such as arena_extend_strategy=kSameAsRequested")
+            like = ", such as arena_extend_strategy=kSameAsRequested" if option.name == "provider_options" else ""
+            raise click.BadParameter(f"{value!r} is not {option.metavar}{like}")
         if options.setdefault(name, text) != text:
             raise click.BadParameter(f"{name} is given twice, as {options[name]} and as {text}")
     return options

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
@@ -144,6 +144,25 @@ class ExportedOptions:
         help="Use another VAE: its folder, its file, or the folder of a pipeline.",
         doc="Another VAE: its folder, its file, or a pipeline's folder.",
     )
+    text_encoders: Mapping[str, str | Path] = option(
+        factory=dict,
+        section=_PARTS,
+        flags=("--text-encoder",),
+        metavar="NAME=FILE",
+        help="For single files: read this text encoder from a file of its own, such as "
+        "text_encoder_3=t5xxl.safetensors (repeatable).",
+        doc="Text encoders of a single file that have files of their own: component -> file.",
+    )
+    tokenizers: Mapping[str, str | Path] = option(
+        factory=dict,
+        section=_PARTS,
+        flags=("--tokenizer",),
+        metavar="NAME=DIR",
+        help="For single files: the folder of this tokenizer, such as tokenizer_3=./tokenizer_3 (repeatable). T5's and "
+        "Qwen3's are in no such file.",
+        doc="Folders of the tokenizers of a single file, such as T5's and Qwen3's: ``tokenizer``, ``tokenizer_2``, "
+        "``tokenizer_3`` -> folder; by default folders of these names beside the file.",
+    )
     scheduler: str | None = option(
         None,
         section=_PARTS,
@@ -220,6 +239,11 @@ class ExportOptions(TypedDict, total=False):
     where the file has none."""
     vae: str | Path | None
     """Another VAE: its folder, its file, or a pipeline's folder."""
+    text_encoders: Mapping[str, str | Path] | None
+    """Text encoders of a single file that have files of their own: component -> file."""
+    tokenizers: Mapping[str, str | Path] | None
+    """Folders of the tokenizers of a single file, such as T5's and Qwen3's: ``tokenizer``, ``tokenizer_2``,
+    ``tokenizer_3`` -> folder; by default folders of these names beside the file."""
     scheduler: str | None
     """Another scheduler, as ``scheduler`` of :func:`sdort.run`."""
     prediction_type: str | None

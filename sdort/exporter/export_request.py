@@ -45,7 +45,10 @@ class ExportRequest(ExportedOptions):
     @property
     def replaced(self) -> Replacements:
         """Parts that stand for those of the checkpoint."""
-        return Replacements(self.config, self.vae, self.scheduler, self.prediction_type, self.ema)
+        encoders, tokenizers = (
+            {name: Path(path) for name, path in given.items()} for given in (self.text_encoders, self.tokenizers)
+        )
+        return Replacements(self.config, self.vae, self.scheduler, self.prediction_type, self.ema, encoders, tokenizers)
 
     @property
     def ip_adapters(self) -> IpAdapterFiles:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import shlex
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from sdort.checkpoints.configs import INDEX, read_config
 from sdort.checkpoints.control_file import read_control_file
 from sdort.checkpoints.file_kind import recognise_file
 from sdort.checkpoints.pipeline_files import write_config, write_pipeline_files
-from sdort.checkpoints.single_file import SingleFile, read_single_file
+from sdort.checkpoints.single_file import SingleFile, read_encoder_file, read_single_file
 from sdort.checkpoints.weight_names import Kind
 from sdort.console import progress, say, warn
 from sdort.demo import DEMO_NAMES, write_demo
@@ -26,6 +27,7 @@ from sdort.exporter.source import LONE, Source, entry_of, read_source
 from sdort.exporter.vae_parts import holds_vae, read_vae
 from sdort.families.component_names import SAFETY_CHECKER
 from sdort.families.data import sd1
+from sdort.families.unet import UNET
 from sdort.files.staging import temporary_folder
 from sdort.machine.optional_packages import COMPARING, need_packages
 from sdort.machine.subprocesses import WorkerError, run_worker
@@ -44,19 +46,92 @@ def single_file_source(path: Path, folder: Path, replaced: Replacements) -> Sour
     """
     file = read_single_file(path, ema=replaced.ema, prediction_type=replaced.prediction_type)
     say(_describe(file, replaced))
+    _add_text_encoders(file, replaced)
     if replaced.config:
         return _with_configs(file, read_source(replaced.config, path.name), replaced)
     _check_vocabulary(file)
     write_pipeline_files(file.family, file.variant, file.configs, file.scheduler, folder)
-    _tell_lacks(file.lacks, replaced, file.path.name)
+    if file.family.denoiser is UNET:
+        _tell_lacks(file.lacks, replaced, file.path.name)
+    else:
+        _check_whole(file, replaced)
     index = read_config(folder / INDEX)
-    return Source(path.name, folder, index, tensors=file.tensors, vae=file.family.vae, file=path)
+    parts = _tokenizers(file, replaced)
+    return Source(path.name, folder, index, parts, file.tensors, vae=file.family.vae, file=path)
+
+
+def _add_text_encoders(file: SingleFile, replaced: Replacements) -> None:
+    """Add the text encoders that have files of their own."""
+    known = {part.component: part for part in file.family.encoders}
+    for name, path in replaced.text_encoders.items():
+        if name not in known:
+            raise UsageError(
+                f"--text-encoder {name}: {file.family.name} has no such text encoder",
+                hint=f"It has {' and '.join(known)}.",
+            )
+        if not path.is_file():
+            raise UsageError(f"--text-encoder {name}={path}: there is no such file")
+        read_encoder_file(path, file, known[name])
+        say(f"{name}: from {path.name}")
+
+
+def _check_whole(file: SingleFile, replaced: Replacements) -> None:
+    """Refuse a transformer without what it needs to draw.
+
+    Raises:
+        UsageError: which components are missing, and the options that bring them.
+    """
+    optional = {part.component for part in file.family.encoders if part.optional}
+    missing = [name for name in file.lacks if name not in optional and not (name == "vae" and replaced.vae)]
+    if missing:
+        options = " ".join("--vae FILE" if name == "vae" else f"--text-encoder {name}=FILE" for name in missing)
+        raise UsageError(
+            f"{file.path.name} has no {' and no '.join(missing)}, which {file.family.name} draws with",
+            hint=f"Give them:\n    sdort export {shlex.quote(str(file.path))} OUT {options}",
+        )
+    for name in optional.intersection(file.lacks):
+        say(
+            f"{file.path.name} has no {name}, and {file.family.name} draws without it; sdort export --text-encoder "
+            f"{name}=FILE adds it"
+        )
+
+
+def _tokenizers(file: SingleFile, replaced: Replacements) -> Mapping[str, Path]:
+    """The folders of tokenizers that the user gives, or that lie beside the files.
+
+    Raises:
+        UsageError: there is no such tokenizer or folder; or none of an encoder that reads plain text.
+    """
+    encoders = [part for part in file.family.encoders if part.component in file.tensors]
+    if unknown := replaced.tokenizers.keys() - {part.tokenizer for part in encoders}:
+        raise UsageError(
+            f"--tokenizer {min(unknown)}: {file.path.name} has no such tokenizer",
+            hint=f"It has {' and '.join(part.tokenizer for part in encoders)}.",
+        )
+    found = dict(replaced.tokenizers)
+    for part in encoders:
+        if part.tokenizer in found and not found[part.tokenizer].is_dir():
+            raise UsageError(f"--tokenizer {part.tokenizer}={found[part.tokenizer]}: there is no such folder")
+        if part.plain is None or part.tokenizer in found:
+            continue
+        places = [file.path, *filter(None, [replaced.text_encoders.get(part.component)])]
+        beside = next((each for place in places if (each := place.parent / part.tokenizer).is_dir()), None)
+        if beside is None:
+            raise UsageError(
+                f"the tokenizer of {part.component} ({part.plain.tokenizer}) is in no file of weights, and there is no "
+                f"folder {part.tokenizer} beside {file.path.name}",
+                hint=f"Download {part.plain.published}, and give it: --tokenizer {part.tokenizer}=DIR",
+            )
+        say(f"{part.tokenizer}: from {beside}")
+        found[part.tokenizer] = beside
+    return found
 
 
 def _check_vocabulary(file: SingleFile) -> None:
     """CLIP's tokenizer is written for the file, whose text encoders have to have embeddings for all of its tokens."""
+    plain = {part.component for part in file.family.encoders if part.plain}
     for name, config in file.configs.items():
-        if config.get("vocab_size", CLIP_TOKENS) < CLIP_TOKENS:
+        if name not in plain and config.get("vocab_size", CLIP_TOKENS) < CLIP_TOKENS:
             raise BadModelError(
                 f"{file.path} has embeddings for {config['vocab_size']} tokens, and CLIP's tokenizer has {CLIP_TOKENS}",
                 component=name,
@@ -127,7 +202,7 @@ def _describe(file: SingleFile, replaced: Replacements) -> str:
     """``model.safetensors: SD 2.x; prediction type epsilon; its averaged weights (EMA) are not read``."""
     variant = f" ({file.variant})" if file.variant else ""
     parts = [f"{file.path.name}: {file.family.name}{variant}"]
-    if not replaced.config:
+    if file.prediction and not replaced.config:
         kind = file.prediction.kind
         other = next(name for name in ("epsilon", "v_prediction") if name != kind)
         reason = (
@@ -209,7 +284,7 @@ def _open_file(path: Path, folder: Path, replaced: Replacements, allow_pickle: b
     match recognise_file(path).kind:
         case Kind.PICKLE if allow_pickle:
             return _open_pickle(path, folder, replaced)
-        case Kind.CHECKPOINT | Kind.UNET:
+        case Kind.CHECKPOINT | Kind.UNET | Kind.DENOISER:
             return single_file_source(path, folder, replaced)
         case Kind.VAE:
             _refuse_file_options(str(path), replaced)
@@ -233,9 +308,14 @@ def _open_pickle(path: Path, folder: Path, replaced: Replacements) -> Source:
 
 
 def _refuse_file_options(model: str, replaced: Replacements) -> None:
-    if replaced.config or replaced.ema:
-        option = "--config" if replaced.config else "--ema"
-        raise UsageError(f"{option} is for single files with a UNet, which {model} is not")
+    options = {
+        "--config": replaced.config,
+        "--ema": replaced.ema,
+        "--text-encoder": replaced.text_encoders,
+        "--tokenizer": replaced.tokenizers,
+    }
+    if option := next((name for name, given in options.items() if given), None):
+        raise UsageError(f"{option} is for single files with a UNet or a transformer, which {model} is not")
 
 
 _LACKING = "necessary `safetensors` weights"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,11 +47,15 @@ class Replacements:
     """One of :data:`sdort.checkpoints.prediction.PREDICTIONS`."""
     ema: bool = False
     """Read a single file's averaged weights."""
+    text_encoders: Mapping[str, Path] = field(default_factory=dict)
+    """Component -> the file of a text encoder, beside a single file."""
+    tokenizers: Mapping[str, Path] = field(default_factory=dict)
+    """Tokenizer -> its folder, beside a single file."""
 
     @property
     def reads(self) -> list[Path]:
         """The folders that are read."""
-        return [path for path in (self.config, self.vae) if path and path.is_dir()]
+        return [path for path in (self.config, self.vae, *self.tokenizers.values()) if path and path.is_dir()]
 
 
 @dataclass(frozen=True)
@@ -66,11 +70,7 @@ class MadeWith:
         """The options that are not the defaults, for the manifest: paths with the marks of what lies there."""
         named = None if self.variant == ANY_VARIANT else self.variant
         values = {**vars(self.replaced), "variant": named, "allow_pickle": self.allow_pickle}
-        return {
-            name: {"path": str(value.resolve()), ORIGIN: origin_mark(value)} if isinstance(value, Path) else value
-            for name, value in values.items()
-            if value
-        }
+        return {name: _recorded(value) for name, value in values.items() if value}
 
     @classmethod
     def of_manifest(cls, manifest: Mapping[str, Any], places: Sequence[Path]) -> MadeWith:
@@ -86,13 +86,18 @@ class MadeWith:
         variant, allow_pickle = entry.pop("variant", None), bool(entry.pop("allow_pickle", False))
         for name in ("config", "vae"):
             if entry.get(name):
-                entry[name] = _find(name, entry[name], places)
+                entry[name] = _find(f"--{name}", entry[name], places)
+        for name, option in (("text_encoders", "--text-encoder"), ("tokenizers", "--tokenizer")):
+            if entry.get(name):
+                entry[name] = {
+                    part: _find(f"{option} {part}=", each, places) for part, each in dict(entry[name]).items()
+                }
         return cls(Replacements(**entry), variant, allow_pickle)
 
     @property
     def for_folder(self) -> Replacements:
         """Those replacements that a diffusers folder takes too."""
-        return dataclasses.replace(self.replaced, config=None, ema=False)
+        return dataclasses.replace(self.replaced, config=None, ema=False, text_encoders={}, tokenizers={})
 
     @property
     def told(self) -> list[str]:
@@ -104,18 +109,25 @@ class MadeWith:
             "the scheduler {}": given.scheduler,
             "prediction type {}": given.prediction_type,
             "its averaged weights": given.ema,
+            "{}": ", ".join(f"the {name} {path.name}" for name, path in given.text_encoders.items()),
         }
         return [text.format(value) for text, value in words.items() if value]
 
 
-def _find(name: str, entry: Mapping[str, Any], places: Sequence[Path]) -> Path:
+def _recorded(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _recorded(each) for name, each in value.items()}
+    return {"path": str(value.resolve()), ORIGIN: origin_mark(value)} if isinstance(value, Path) else value
+
+
+def _find(option: str, entry: Mapping[str, Any], places: Sequence[Path]) -> Path:
     """The file or folder that a manifest records, known by its mark."""
     path = Path(entry["path"])
     for candidate in (path, *(place / path.name for place in places)):
         if candidate.exists() and has_mark(candidate, entry[ORIGIN]):
             return candidate
     raise UsageError(
-        f"the export was made with --{name} {path}, which is not there, or is another one by now",
+        f"the export was made with {option} {path}, which is not there, or is another one by now",
         hint=f"Put {path.name} beside the pipeline or the checkpoint.",
     )
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from sdort.families.component_names import DECODER
 from sdort.families.graph_tensor import GraphSignature, size_of
+from sdort.families.layer_names import LayerNames
 
 Config = Mapping[str, Any]
 Shapes = Mapping[str, tuple[int, ...]]
@@ -111,6 +112,11 @@ class Denoiser:
     """Its config counts the channels of all latents of a token together."""
     adapter_prefixes: tuple[str, ...] = ()
     """Beginnings of the names of its modules in LoRA files, with underscores for dots."""
+    layers: LayerNames | None = None
+    """Names of its layers in the files of its authors; None where no table tells them."""
+    config_of: Callable[[Shapes], Config] | None = None
+    """Gives its config by the shapes of its tensors, which raises :class:`sdort.errors.BadModelError` where they are
+    not those of its class; None where no single file of it is read by ``layers``."""
 
     def channels_of(self, config: Config, *, made: bool = False) -> int:
         """Channels of the latents that it takes, or of those that it makes.
@@ -137,6 +143,8 @@ class PlainText:
     """The text behind it."""
     limit_of: Callable[[Config], int] | None = None
     """The most tokens by the denoiser's config, where that tells; None for ``limit``."""
+    published: str = ""
+    """Where its tokenizer is published, which no single file holds."""
 
     def of(self, config: Config) -> PlainText:
         """The same with the most tokens of a denoiser's config."""
@@ -168,6 +176,8 @@ class Encoder:
     """The number of layers of the original, whose last one the family does not use; None where it uses all."""
     config: Config = field(default_factory=dict)
     """Entries of its config that no tensor tells."""
+    projected: bool = True
+    """Whether files have the projection of its pooled output, where it has one; else an identity takes its place."""
     plain: PlainText | None = None
     """How it reads prompts; None for CLIP's chunks of 77 tokens with weights."""
 
@@ -229,7 +239,9 @@ class Family:
     vae: Config
     """Entries of the VAE's config that no tensor tells."""
     holds: Callable[[Shapes], bool]
-    """Whether a denoiser with tensors of these shapes is of the family, where its name is one of ``tensors``."""
+    """Whether a denoiser with tensors of these names and shapes is of the family."""
+    scheduler_of: Callable[[Config], Config] | None = None
+    """Gives the scheduler's config by that of the denoiser, where releases differ; None for ``scheduler``."""
     index: Config = field(default_factory=dict)
     """Further entries of ``model_index.json``."""
     schedule: Config = field(default_factory=dict)

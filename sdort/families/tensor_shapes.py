@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from sdort.errors import BadModelError
 from sdort.families.family import Shapes
 
@@ -24,6 +26,32 @@ def shape_of(shapes: Shapes, name: str) -> tuple[int, ...]:
             hint="It is damaged, or of another kind: get another version of it.",
         )
     return shape
+
+
+def count_of(shapes: Shapes, pattern: str) -> int:
+    """The number of different numbers that the pattern finds at the beginning of names."""
+    match = re.compile(pattern).match
+    return len({found[1] for name in shapes if (found := match(name))})
+
+
+def head_size(shapes: Shapes, norm: str, width: int, usual: int) -> int:
+    """The size of a head of attention.
+
+    Args:
+        norm: the weight of the norm of a head's queries.
+        width: of all heads together.
+        usual: the size where they have no norm.
+
+    Raises:
+        BadModelError: heads of this size do not make up the width.
+    """
+    size = (shapes[norm] or (0,))[0] if norm in shapes else usual
+    if not size or width % size:
+        raise BadModelError(
+            f"its attentions are {width} wide, which are no heads of {size}: see its tensor {norm!r}",
+            hint="It is damaged, or of another kind: get another version of it.",
+        )
+    return size
 
 
 def context_width(shapes: Shapes) -> int:

@@ -158,5 +158,5 @@ def is_checkpoint(model: str | Path) -> bool:
     if path.is_dir():
         return (path / INDEX).is_file() and not holds_models(path)
     if path.is_file():
-        return path.suffix != ".onnx" and recognise_file(path).kind in (Kind.CHECKPOINT, Kind.UNET)
+        return path.suffix != ".onnx" and recognise_file(path).kind in (Kind.CHECKPOINT, Kind.UNET, Kind.DENOISER)
     return not os.path.lexists(path) and (text in DEMO_NAMES or is_hub_id(text))

@@ -104,7 +104,7 @@ def refuse_other(path: Path, *, unknown: bool = True) -> None:
         return
     found = recognise_file(path)
     left = unknown and path.suffix != ".safetensors" and found.kind is Kind.UNKNOWN
-    if not left and found.kind not in (Kind.CHECKPOINT, Kind.UNET, Kind.ONNX):
+    if not left and found.kind not in (Kind.CHECKPOINT, Kind.UNET, Kind.DENOISER, Kind.ONNX):
         raise BadModelError(f"{path} is {found.what}, not a model that sdort runs", hint=drawing_advice(path, found))
 
 
@@ -113,7 +113,7 @@ def _no_pipeline(folder: Path) -> BadModelError:
     if error := _deeper(folder, None) or _higher(folder, None):
         return error
     files = [file for file in _entries(folder) if file.suffix.lower() == ".safetensors" and file.is_file()]
-    models = [file for file in files if recognise_file(file).kind in (Kind.CHECKPOINT, Kind.UNET)]
+    models = [file for file in files if recognise_file(file).kind in (Kind.CHECKPOINT, Kind.UNET, Kind.DENOISER)]
     if models:
         hint = "Give one of them:\n" + "\n".join(f"    {shlex.quote(str(file))}" for file in models[:_SHOWN])
         more = f" and {len(models) - _SHOWN} more" if len(models) > _SHOWN else ""

@@ -19,7 +19,7 @@ from sdort.checkpoints.single_file import read_single_file
 from sdort.checkpoints.weight_names import LDM_UNET, Kind, Shapes, recognise_tensors, unet_variant, unwrapped
 from sdort.errors import BadModelError
 
-TAKEN = (Kind.CHECKPOINT, Kind.UNET)
+TAKEN = (Kind.CHECKPOINT, Kind.UNET, Kind.DENOISER)
 SMALL: Mapping[str, tuple[dict[str, Any], str | None]] = {
     "UNet2DModel": ({"block_out_channels": (32,) * 4}, "unconditional diffusion"),
     "UNet3DConditionModel": ({"block_out_channels": (64,) * 4}, "text-to-video"),
@@ -28,8 +28,8 @@ SMALL: Mapping[str, tuple[dict[str, Any], str | None]] = {
     "UNetMotionModel": ({"block_out_channels": (32,) * 4}, None),
     "Kandinsky3UNet": ({"block_out_channels": (64,) * 4}, None),
     "StableCascadeUNet": ({"in_channels": 4}, "Stable Cascade"),
-    "SD3Transformer2DModel": ({"num_layers": 2}, "SD 3"),
-    "FluxTransformer2DModel": ({"num_layers": 1, "num_single_layers": 1}, "Flux"),
+    "Flux2Transformer2DModel": ({"num_layers": 1, "num_single_layers": 1}, None),
+    "SD3ControlNetModel": ({"num_layers": 2}, None),
     "PixArtTransformer2DModel": ({"num_layers": 1}, "PixArt"),
     "HunyuanDiT2DModel": ({"num_layers": 2, "sample_size": 32, "patch_size": 2, "in_channels": 4}, "Hunyuan-DiT"),
     "HunyuanVideoTransformer3DModel": ({"num_layers": 1, "num_single_layers": 1}, "HunyuanVideo"),

@@ -161,7 +161,9 @@ def test_another_process_beside_a_file_is_refused_but_where_the_user_knows_bette
         kind(beside=text, folder=tmp_path)
     state = diffusers.UNet2DConditionModel(block_out_channels=(32,) * 4, cross_attention_dim=32).state_dict()
     save(state, tmp_path / "a.safetensors")
-    assert read_single_file(tmp_path / "a.safetensors", prediction_type="sample").prediction.kind == "sample"
+    found = read_single_file(tmp_path / "a.safetensors", prediction_type="sample").prediction
+    assert found is not None
+    assert found.kind == "sample"
 
 
 @pytest.mark.parametrize("family", [SD1, SD2, SDXL])

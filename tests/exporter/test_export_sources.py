@@ -64,14 +64,16 @@ def test_a_file_is_read_by_its_kind(
     def opened() -> Any:
         return open_source._open(str(path), tmp_path, "fp16", False, True, replaced)
 
-    if kind in (Kind.CHECKPOINT, Kind.UNET):
+    if kind in (Kind.CHECKPOINT, Kind.UNET, Kind.DENOISER):
         assert opened() == "single_file_source"
         assert calls == [("single_file_source", path, tmp_path, replaced)]
     elif kind not in (Kind.VAE, Kind.CONTROLNET):
         with pytest.raises(BadModelError, match=f"none: {path}"):
             opened()
     elif replaced.ema:
-        with pytest.raises(UsageError, match=f"--ema is for single files with a UNet, which {path} is not"):
+        with pytest.raises(
+            UsageError, match=f"--ema is for single files with a UNet or a transformer, which {path} is not"
+        ):
             opened()
     else:
         name = "vae_source" if kind is Kind.VAE else "control_source"
@@ -113,7 +115,7 @@ def test_a_source_by_its_name(calls: Any, tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(UsageError, match=rf"^{wrong} of [1-9]"):
             opened(wrong)
     for model in ("demo", "folder", "autoencoder", "a/b"):
-        with pytest.raises(UsageError, match=f"--config is for single files with a UNet, which {model} is not"):
+        with pytest.raises(UsageError, match=f"--config is for single files with a UNet or a transformer, which {model} is not"):
             opened(model, config=Path("folder"))
         assert calls == []
     os.mkfifo(tmp_path / "pipe")

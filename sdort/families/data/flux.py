@@ -6,10 +6,13 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from sdort.families.family import LAST, Config, Denoiser, Encoder, Family, GraphOptions, PlainText, Roles
+from sdort.errors import BadModelError
+from sdort.families.family import LAST, Config, Denoiser, Encoder, Family, GraphOptions, PlainText, Roles, Shapes
 from sdort.families.flux_latents import FLUX_LATENTS
 from sdort.families.graph_tensor import GraphSignature, GraphTensor, size_of
+from sdort.families.layer_names import Layer, LayerNames, alike, fused, swapped
 from sdort.families.scheduler_configs import FLOW_BY_TOKENS
+from sdort.families.tensor_shapes import count_of, head_size, shape_of
 from sdort.families.text_models import T5
 
 ROLES = Roles(
@@ -21,6 +24,7 @@ ROLES = Roles(
 )
 _SIDE = 2
 """Latents along each side of a token."""
+_SCHNELL: Config = {**FLOW_BY_TOKENS, "shift": 1.0, "use_dynamic_shifting": False}
 
 
 def signature(config: Config, options: GraphOptions) -> GraphSignature:
@@ -83,6 +87,92 @@ def call(transformer: Any, inputs: Mapping[str, Any]) -> Any:
     return tiles.reshape(batch, channels, height, width)
 
 
+_OURS, _THEIRS = "transformer_blocks.{}.", "double_blocks.{}."
+_OURS_1, _THEIRS_1 = "single_transformer_blocks.{}.", "single_blocks.{}."
+
+
+def _stream(authors: str, query: str, out: str, norm: str, modulation: str, feed_forward: str) -> tuple[Layer, ...]:
+    """The image's or the text's half of a block."""
+    theirs = f"{_THEIRS}{authors}_"
+    return (
+        fused(f"{theirs}attn.qkv", *(f"{_OURS}attn.{query.format(each)}" for each in "qkv")),
+        *alike(
+            (f"{theirs}attn.proj", f"{_OURS}attn.{out}"),
+            (f"{theirs}attn.norm.query_norm", f"{_OURS}attn.{norm}_q"),
+            (f"{theirs}attn.norm.key_norm", f"{_OURS}attn.{norm}_k"),
+            (f"{theirs}mod.lin", f"{_OURS}{modulation}.linear"),
+            (f"{theirs}mlp.0", f"{_OURS}{feed_forward}.net.0.proj"),
+            (f"{theirs}mlp.2", f"{_OURS}{feed_forward}.net.2"),
+        ),
+    )
+
+
+def _embedder(authors: str, own: str) -> tuple[Layer, ...]:
+    ours = f"time_text_embed.{own}_embedder.linear_"
+    return alike((f"{authors}.in_layer", f"{ours}1"), (f"{authors}.out_layer", f"{ours}2"))
+
+
+LAYERS = LayerNames(
+    (
+        *_embedder("time_in", "timestep"),
+        *_embedder("vector_in", "text"),
+        *_embedder("guidance_in", "guidance"),
+        *alike(("img_in", "x_embedder"), ("txt_in", "context_embedder"), ("final_layer.linear", "proj_out")),
+        swapped("final_layer.adaLN_modulation.1", "norm_out.linear"),
+        *_stream("img", "to_{}", "to_out.0", "norm", "norm1", "ff"),
+        *_stream("txt", "add_{}_proj", "to_add_out", "norm_added", "norm1_context", "ff_context"),
+        fused(f"{_THEIRS_1}linear1", *(f"{_OURS_1}attn.to_{each}" for each in "qkv"), f"{_OURS_1}proj_mlp"),
+        *alike(
+            (f"{_THEIRS_1}linear2", f"{_OURS_1}proj_out"),
+            (f"{_THEIRS_1}norm.query_norm", f"{_OURS_1}attn.norm_q"),
+            (f"{_THEIRS_1}norm.key_norm", f"{_OURS_1}attn.norm_k"),
+            (f"{_THEIRS_1}modulation.lin", f"{_OURS_1}norm.linear"),
+        ),
+    )
+)
+"""https://github.com/black-forest-labs/flux/blob/main/src/flux/modules/layers.py"""
+
+
+def config_of(shapes: Shapes) -> Config:
+    """The config of a ``FluxTransformer2DModel``; the axes of places have the parts of a head of the published one."""
+    width, taken = shape_of(shapes, "x_embedder.weight")[:2]
+    made = shape_of(shapes, "proj_out.weight")[0]
+    if taken != made:
+        raise BadModelError(
+            f"it takes {taken} numbers a token (tensor img_in.weight) and makes {made}: a variant that fills in images "
+            "or follows drawings, which sdort does not export",
+            hint="Get FLUX.1-dev or FLUX.1-schnell, or a model that was made from them.",
+        )
+    head = head_size(shapes, "transformer_blocks.0.attn.norm_q.weight", width, usual=128)
+    first = head // 8
+    return {
+        "_class_name": "FluxTransformer2DModel",
+        "patch_size": 1,
+        "in_channels": taken,
+        "num_layers": count_of(shapes, r"transformer_blocks\.(\d+)\."),
+        "num_single_layers": count_of(shapes, r"single_transformer_blocks\.(\d+)\."),
+        "attention_head_dim": head,
+        "num_attention_heads": width // head,
+        "joint_attention_dim": shape_of(shapes, "context_embedder.weight")[1],
+        "pooled_projection_dim": shape_of(shapes, "time_text_embed.text_embedder.linear_1.weight")[1],
+        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
+        "axes_dims_rope": [first, (head - first) // 2, (head - first) // 2],
+    }
+
+
+_MARKS = {
+    # HunyuanVideo has more layers there.
+    "x_embedder.weight",
+    "context_embedder.weight",
+    # Chroma lacks it.
+    "time_text_embed.text_embedder.linear_1.weight",
+    # Flux.2 has one modulation for all blocks.
+    "transformer_blocks.0.norm1.linear.weight",
+    "single_transformer_blocks.0.norm.linear.weight",
+    # ControlNets lack it.
+    "norm_out.linear.weight",
+}
+
 FAMILY = Family(
     name="Flux.1",
     title="Flux.1",
@@ -111,15 +201,27 @@ FAMILY = Family(
         patch=_SIDE,
         packed=True,
         adapter_prefixes=("lora_transformer_", "lora_unet_", "transformer_", "diffusion_model_"),
+        layers=LAYERS,
+        config_of=config_of,
     ),
     encoders=(
-        Encoder("text_encoder", {ROLES.pooled or "": "pooler_output"}),
+        Encoder(
+            "text_encoder",
+            {ROLES.pooled or "": "pooler_output"},
+            prefixes=("text_encoders.clip_l.transformer.",),
+            config={"projection_dim": 768},
+        ),
         Encoder(
             "text_encoder_2",
             {ROLES.context: LAST},
+            prefixes=("text_encoders.t5xxl.transformer.",),
             class_name=T5,
             plain=PlainText(
-                "T5TokenizerFast", 512, padded=True, limit_of=lambda config: 512 if _is_dev(config) else 256
+                "T5TokenizerFast",
+                512,
+                padded=True,
+                limit_of=lambda config: 512 if _is_dev(config) else 256,
+                published="the folder tokenizer_2 of black-forest-labs/FLUX.1-schnell",
             ),
         ),
     ),
@@ -128,7 +230,8 @@ FAMILY = Family(
     pipelines={None: "FluxPipeline"},
     usual=lambda config: (28, 3.5) if _is_dev(config) else (4, 1.0),
     scheduler=FLOW_BY_TOKENS,
+    scheduler_of=lambda config: FLOW_BY_TOKENS if _is_dev(config) else _SCHNELL,
     schedule={"timestep_spacing": "trailing"},
     vae={"scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False, "use_post_quant_conv": False},
-    holds=lambda shapes: any(name.startswith("single_transformer_blocks.") for name in shapes),
+    holds=lambda shapes: shapes.keys() >= _MARKS,
 )

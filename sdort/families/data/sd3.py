@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
@@ -17,9 +18,12 @@ from sdort.families.family import (
     Latents,
     PlainText,
     Roles,
+    Shapes,
 )
 from sdort.families.graph_tensor import GraphSignature, GraphTensor, size_of
+from sdort.families.layer_names import Layer, LayerNames, alike, fused, swapped
 from sdort.families.scheduler_configs import FLOW
+from sdort.families.tensor_shapes import count_of, head_size, shape_of
 from sdort.families.text_models import PROJECTED_CLIP, T5
 
 ROLES = Roles(sample="hidden_states", context="encoder_hidden_states", pooled="pooled_projections")
@@ -87,6 +91,82 @@ def traced(transformer: Any, inputs: Mapping[str, Any]) -> Any:
         del table.cropped_pos_embed
 
 
+_OURS, _THEIRS = "transformer_blocks.{}.", "joint_blocks.{}."
+
+
+def _attention(authors: str, own: str, query: str, out: str, norm: str) -> tuple[Layer, ...]:
+    """An attention of a block; those of the image and of the text are one in diffusers."""
+    theirs, ours = f"{_THEIRS}{authors}.", f"{_OURS}{own}."
+    return (
+        fused(f"{theirs}qkv", *(ours + query.format(each) for each in "qkv")),
+        *alike(
+            (f"{theirs}proj", ours + out),
+            (f"{theirs}ln_q", f"{ours}{norm}_q"),
+            (f"{theirs}ln_k", f"{ours}{norm}_k"),
+        ),
+    )
+
+
+LAYERS = LayerNames(
+    (
+        *alike(
+            ("x_embedder.proj", "pos_embed.proj"),
+            ("t_embedder.mlp.0", "time_text_embed.timestep_embedder.linear_1"),
+            ("t_embedder.mlp.2", "time_text_embed.timestep_embedder.linear_2"),
+            ("y_embedder.mlp.0", "time_text_embed.text_embedder.linear_1"),
+            ("y_embedder.mlp.2", "time_text_embed.text_embedder.linear_2"),
+            (f"{_THEIRS}x_block.mlp.fc1", f"{_OURS}ff.net.0.proj"),
+            (f"{_THEIRS}x_block.mlp.fc2", f"{_OURS}ff.net.2"),
+            (f"{_THEIRS}context_block.mlp.fc1", f"{_OURS}ff_context.net.0.proj"),
+            (f"{_THEIRS}context_block.mlp.fc2", f"{_OURS}ff_context.net.2"),
+            (f"{_THEIRS}x_block.adaLN_modulation.1", f"{_OURS}norm1.linear"),
+            ("final_layer.linear", "proj_out"),
+        ),
+        # The text's half of the last block ends with its attention, and has a modulation of two.
+        swapped(f"{_THEIRS}context_block.adaLN_modulation.1", f"{_OURS}norm1_context.linear"),
+        swapped("final_layer.adaLN_modulation.1", "norm_out.linear"),
+        *_attention("x_block.attn", "attn", "to_{}", "to_out.0", "norm"),
+        *_attention("x_block.attn2", "attn2", "to_{}", "to_out.0", "norm"),
+        *_attention("context_block.attn", "attn", "add_{}_proj", "to_add_out", "norm_added"),
+    ),
+    tensors={"pos_embed": "pos_embed.pos_embed"},
+)
+"""https://github.com/Stability-AI/sd3.5/blob/main/mmditx.py"""
+
+
+def config_of(shapes: Shapes) -> Config:
+    """The config of an ``SD3Transformer2DModel``, without ``sample_size``."""
+    width, channels = shape_of(shapes, "pos_embed.proj.weight")[:2]
+    blocks = count_of(shapes, r"transformer_blocks\.(\d+)\.")
+    norm = "transformer_blocks.0.attn.norm_q.weight"
+    head = head_size(shapes, norm, width, usual=64)
+    dual = [block for block in range(blocks) if f"transformer_blocks.{block}.attn2.to_q.weight" in shapes]
+    caption, joint = shape_of(shapes, "context_embedder.weight")[:2]
+    return {
+        "_class_name": "SD3Transformer2DModel",
+        "patch_size": _SIDE,
+        "in_channels": channels,
+        "out_channels": shape_of(shapes, "proj_out.weight")[0] // _SIDE**2,
+        "num_layers": blocks,
+        "attention_head_dim": head,
+        "num_attention_heads": width // head,
+        "joint_attention_dim": joint,
+        "caption_projection_dim": caption,
+        "pooled_projection_dim": shape_of(shapes, "time_text_embed.text_embedder.linear_1.weight")[1],
+        "pos_embed_max_size": math.isqrt(shape_of(shapes, "pos_embed.pos_embed")[1]),
+        "dual_attention_layers": dual,
+        "qk_norm": "rms_norm" if norm in shapes else None,
+    }
+
+
+_MARKS = {
+    "pos_embed.pos_embed",
+    "context_embedder.weight",
+    "transformer_blocks.0.attn.add_q_proj.weight",
+    # ControlNets lack it.
+    "norm_out.linear.weight",
+}
+
 FAMILY = Family(
     name="SD 3",
     title="Stable Diffusion 3",
@@ -114,13 +194,23 @@ FAMILY = Family(
         without_effect=frozenset({"sample_size"}),
         patch=_SIDE,
         largest=lambda config: config.get("pos_embed_max_size"),
-        adapter_prefixes=("lora_transformer_", "transformer_"),
+        adapter_prefixes=("lora_transformer_", "transformer_", "lora_unet_", "diffusion_model_"),
+        layers=LAYERS,
+        config_of=config_of,
     ),
     encoders=(
-        Encoder("text_encoder", _CLIP, class_name=PROJECTED_CLIP, config={"projection_dim": 768}),
+        Encoder(
+            "text_encoder",
+            _CLIP,
+            prefixes=("text_encoders.clip_l.transformer.",),
+            class_name=PROJECTED_CLIP,
+            config={"projection_dim": 768},
+            projected=False,
+        ),
         Encoder(
             "text_encoder_2",
             _CLIP,
+            prefixes=("text_encoders.clip_g.transformer.",),
             class_name=PROJECTED_CLIP,
             activation="gelu",
             pad="!",
@@ -130,8 +220,14 @@ FAMILY = Family(
             {ROLES.context: LAST},
             behind=True,
             optional=True,
+            prefixes=("text_encoders.t5xxl.transformer.",),
             class_name=T5,
-            plain=PlainText("T5TokenizerFast", limit=256, padded=True),
+            plain=PlainText(
+                "T5TokenizerFast",
+                limit=256,
+                padded=True,
+                published="the folder tokenizer_3 of stabilityai/stable-diffusion-3.5-medium",
+            ),
         ),
     ),
     latents=Latents(
@@ -164,5 +260,5 @@ FAMILY = Family(
     usual=lambda config: (28, 7.0),
     scheduler=FLOW,
     vae={"scaling_factor": 1.5305, "shift_factor": 0.0609, "use_quant_conv": False, "use_post_quant_conv": False},
-    holds=lambda shapes: "pos_embed.pos_embed" in shapes,
+    holds=lambda shapes: shapes.keys() >= _MARKS,
 )

@@ -15,9 +15,12 @@ from sdort.families.family import (
     GraphOptions,
     PlainText,
     Roles,
+    Shapes,
 )
 from sdort.families.flux_latents import FLUX_LATENTS
 from sdort.families.graph_tensor import GraphSignature, GraphTensor, size_of
+from sdort.families.layer_names import LayerNames, alike, fused
+from sdort.families.tensor_shapes import count_of, head_size, shape_of
 from sdort.families.text_models import QWEN3
 
 ROLES = Roles(sample="hidden_states")
@@ -156,6 +159,57 @@ def _attention(attention: Any, rows: Any, places: Any) -> Any:
     return attention.to_out[0](seen)
 
 
+_STACKS = ("noise_refiner", "context_refiner", "layers")
+_EMBEDDER, _FINAL = f"all_x_embedder.{_PATCH}", f"all_final_layer.{_PATCH}"
+LAYERS = LayerNames(
+    (
+        *alike(
+            ("x_embedder", _EMBEDDER),
+            ("final_layer.linear", f"{_FINAL}.linear"),
+            ("final_layer.adaLN_modulation.1", f"{_FINAL}.adaLN_modulation.1"),
+        ),
+        *(
+            fused(f"{stack}.{{}}.attention.qkv", *(f"{stack}.{{}}.attention.to_{each}" for each in "qkv"))
+            for stack in _STACKS
+        ),
+        *(
+            each
+            for stack in _STACKS
+            for each in alike(
+                (f"{stack}.{{}}.attention.out", f"{stack}.{{}}.attention.to_out.0"),
+                (f"{stack}.{{}}.attention.q_norm", f"{stack}.{{}}.attention.norm_q"),
+                (f"{stack}.{{}}.attention.k_norm", f"{stack}.{{}}.attention.norm_k"),
+            )
+        ),
+    ),
+    # Of Lumina 2, whose modules they are.
+    unused=frozenset({"norm_final.weight"}),
+)
+"""ComfyUI's ``comfy/ldm/lumina/model.py``; the other names are diffusers'."""
+
+
+def config_of(shapes: Shapes) -> Config:
+    """The config of a ``ZImageTransformer2DModel``; axes of places have the parts of a head that they are published
+    with."""
+    width, tile = shape_of(shapes, f"{_EMBEDDER}.weight")[:2]
+    norm = "layers.0.attention.norm_q.weight"
+    head = head_size(shapes, norm, width, usual=128)
+    rows, columns = head // 4, head * 3 // 8
+    return {
+        "_class_name": "ZImageTransformer2DModel",
+        "in_channels": tile // _SIDE**2,
+        "dim": width,
+        "n_layers": count_of(shapes, r"layers\.(\d+)\."),
+        "n_refiner_layers": count_of(shapes, r"context_refiner\.(\d+)\."),
+        "n_heads": width // head,
+        "n_kv_heads": shape_of(shapes, "layers.0.attention.to_k.weight")[0] // head,
+        "qk_norm": norm in shapes,
+        "cap_feat_dim": shape_of(shapes, "cap_embedder.1.weight")[1],
+        "axes_dims": [rows, columns, head - rows - columns],
+        "axes_lens": [1536, 512, 512],
+    }
+
+
 FAMILY = Family(
     name="Z-Image",
     title="Z-Image",
@@ -184,11 +238,14 @@ FAMILY = Family(
         patch=_SIDE,
         largest=lambda config: min(config.get("axes_lens", (0,))[1:], default=None),
         adapter_prefixes=("lora_transformer_", "transformer_", "lora_unet_", "diffusion_model_"),
+        layers=LAYERS,
+        config_of=config_of,
     ),
     encoders=(
         Encoder(
             "text_encoder",
             {ROLES.context: PENULTIMATE},
+            prefixes=("text_encoders.qwen3_4b.transformer.",),
             class_name=QWEN3,
             plain=PlainText(
                 "Qwen2Tokenizer",
@@ -196,6 +253,7 @@ FAMILY = Family(
                 padded=False,
                 before="<|im_start|>user\n",
                 after="<|im_end|>\n<|im_start|>assistant\n",
+                published="the folder tokenizer of Tongyi-MAI/Z-Image-Turbo",
             ),
         ),
     ),
@@ -206,5 +264,6 @@ FAMILY = Family(
     usual=lambda config: (8, 0.0),
     scheduler={"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0},
     vae={"scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False, "use_post_quant_conv": False},
-    holds=lambda shapes: any(name.startswith("context_refiner.") for name in shapes),
+    # Lumina 2 has all of it but the token that fills up prompts.
+    holds=lambda shapes: shapes.keys() >= {"cap_pad_token", f"{_EMBEDDER}.weight", f"{_FINAL}.linear.weight"},
 )

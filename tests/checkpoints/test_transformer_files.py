@@ -1,0 +1,208 @@
+"""Stable Diffusion 3, Flux.1 and Z-Image as single files: every tensor is that of the diffusers folder, bit by bit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support import authors_layouts, models, tiny_flux, tiny_sd3, tiny_z_image
+from support.ldm_files import ldm_vae, save, with_prefix
+
+from sdort.checkpoints.file_kind import recognise_file
+from sdort.checkpoints.single_file import SingleFile, read_single_file
+from sdort.checkpoints.weight_names import Kind
+from sdort.errors import BadModelError
+from sdort.exporter.bind import bind
+from sdort.exporter.component_configs import class_defaults, normalise
+from sdort.families.known_families import FAMILIES
+
+CLIP: dict[str, Any] = {
+    "vocab_size": 600, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 1,
+    "projection_dim": 64, "hidden_act": "quick_gelu", "eos_token_id": 2, "bos_token_id": 0, "pad_token_id": 1,
+}  # fmt: skip
+CLIP_G = {**CLIP, "hidden_act": "gelu", "projection_dim": 16, "num_hidden_layers": 3}
+QWEN = {
+    **tiny_z_image.TEXT, "rope_theta": 1_000_000.0, "tie_word_embeddings": True, "max_position_embeddings": 40960,
+}  # fmt: skip
+FLUX = {**tiny_flux.TRANSFORMER, "attention_head_dim": 32, "axes_dims_rope": (4, 14, 14), "num_single_layers": 2}
+AXES = {"axes_lens": [1536, 512, 512]}
+PREFIXES = ("model.diffusion_model.", "diffusion_model.", "")
+
+
+@dataclass
+class Made:
+    """A pipeline's models, and its tensors in the authors' layout without a prefix."""
+
+    parts: dict[str, Any]
+    transformer: dict[str, Any]
+    texts: dict[str, str]
+    """Component -> its name in ComfyUI's whole files."""
+
+    @property
+    def rest(self) -> dict[str, Any]:
+        """All but the transformer, as ComfyUI writes it."""
+        made = with_prefix("first_stage_model.", ldm_vae(self.parts["vae"].state_dict()))
+        for component, name in self.texts.items():
+            state = self.parts[component].state_dict()
+            if name == "clip_l":
+                state.pop("text_projection.weight", None)
+            if name in ("clip_l", "clip_g"):
+                state = {key if key.startswith("text_") else f"text_model.{key}": each for key, each in state.items()}
+            if name == "qwen3_4b":
+                state = with_prefix("model.", state)
+            made |= with_prefix(f"text_encoders.{name}.transformer.", state)
+            made[f"text_encoders.{name}.logit_scale"] = torch.ones(())
+        return made
+
+
+def clip(config: Mapping[str, Any], *, projected: bool) -> Any:
+    from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+
+    return (CLIPTextModelWithProjection if projected else CLIPTextModel)(CLIPTextConfig(**config))
+
+
+@cache
+def build(family: str) -> Made:
+    from diffusers import AutoencoderKL, FluxTransformer2DModel, SD3Transformer2DModel, ZImageTransformer2DModel
+    from transformers import Qwen3Config, Qwen3Model, T5Config, T5EncoderModel
+
+    torch.manual_seed(models.SEED)
+    wide = {"block_out_channels": (32, 32), "norm_num_groups": 32}
+    if family == "SD 3":
+        parts = {
+            "transformer": SD3Transformer2DModel(**tiny_sd3.TRANSFORMER),
+            "vae": AutoencoderKL(**{**tiny_sd3.VAE, **wide}),
+            "text_encoder": clip(CLIP, projected=True),
+            "text_encoder_2": clip(CLIP_G, projected=True),
+            "text_encoder_3": T5EncoderModel(T5Config(**tiny_sd3.T5)),
+        }
+        texts = {"text_encoder": "clip_l", "text_encoder_2": "clip_g", "text_encoder_3": "t5xxl"}
+        layout: Callable[[Any], dict[str, Any]] = authors_layouts.sd3
+    elif family == "Flux.1":
+        parts = {
+            "transformer": FluxTransformer2DModel(**FLUX, guidance_embeds=True),
+            "vae": AutoencoderKL(**{**tiny_flux.VAE, **wide}),
+            "text_encoder": clip({**CLIP, "projection_dim": 768}, projected=False),
+            "text_encoder_2": T5EncoderModel(T5Config(**tiny_flux.TEXT_2)),
+        }
+        texts, layout = {"text_encoder": "clip_l", "text_encoder_2": "t5xxl"}, authors_layouts.flux
+    else:
+        parts = {
+            "transformer": ZImageTransformer2DModel(**{**tiny_z_image.TRANSFORMER, **AXES}),
+            "vae": AutoencoderKL(**{**tiny_z_image.VAE, **wide}),
+            "text_encoder": Qwen3Model(Qwen3Config(**QWEN)),
+        }
+        texts, layout = {"text_encoder": "qwen3_4b"}, authors_layouts.z_image
+    for part in parts.values():
+        models.randomize(part.eval())
+    if family == "SD 3":  # no file has this one
+        with torch.no_grad():
+            parts["text_encoder"].text_projection.weight.copy_(torch.eye(64))
+    return Made(parts, layout(parts["transformer"].state_dict()), texts)
+
+
+def write(path: Path, tensors: Mapping[str, Any]) -> Path:
+    save({name: tensor.contiguous() for name, tensor in tensors.items()}, path)
+    return path
+
+
+def check(file: SingleFile, made: Made, components: Mapping[str, Any]) -> None:
+    assert file.tensors.keys() == components.keys()
+    for component, model in components.items():
+        state = {name: each.numpy() for name, each in model.state_dict().items()}
+        if component.startswith("text_encoder"):
+            state.pop("shared.weight", None)  # T5's table of words has two names
+        bound = bind(file.tensors[component], {name: each.shape for name, each in state.items()}, component)
+        assert bound.keys() == state.keys()
+        for name, values in state.items():
+            np.testing.assert_array_equal(bound[name].load(), values, err_msg=f"{component} {name}")
+        kind = type(model).__name__
+        saved = model.config.to_diff_dict() if component.startswith("text_encoder") else dict(model.config)
+        ours, theirs = (plain(normalise(kind, config, class_defaults(kind)))
+                        for config in (file.configs[component], saved))  # fmt: skip
+        assert ours == theirs
+
+
+def plain(config: Mapping[str, Any]) -> dict[str, Any]:
+    """As JSON has it; transformers 5 keeps the base of Qwen3's angles elsewhere than the published config."""
+    found = {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()}
+    if angles := found.pop("rope_parameters", None):
+        found["rope_theta"] = angles["rope_theta"]
+    return {name: value for name, value in found.items() if name not in ("layer_types", "use_cache")}
+
+
+@pytest.mark.parametrize("prefix", PREFIXES)
+@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Z-Image"])
+def test_every_tensor_of_a_whole_file_is_that_of_the_folder(family: str, prefix: str, tmp_path: Path) -> None:
+    made = build(family)
+    path = write(tmp_path / "a.safetensors", with_prefix(prefix, made.transformer) | made.rest)
+    assert recognise_file(path).kind is Kind.CHECKPOINT
+    file = read_single_file(path)
+    assert file.family is FAMILIES[family]
+    check(file, made, made.parts)
+    assert file.unread == ()
+    assert file.configs["vae"]["shift_factor"] == FAMILIES[family].latents.shift
+
+
+@pytest.mark.parametrize("prefix", [*PREFIXES, "transformer."])
+@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Z-Image"])
+def test_a_transformer_alone_is_read_in_both_layouts(family: str, prefix: str, tmp_path: Path) -> None:
+    made = build(family)
+    alone = {"transformer": made.parts["transformer"]}
+    for tensors in (made.transformer, made.parts["transformer"].state_dict()):
+        path = write(tmp_path / "a.safetensors", with_prefix(prefix, tensors))
+        assert recognise_file(path).kind is Kind.DENOISER
+        check(read_single_file(path), made, alone)
+
+
+def test_schnell_has_another_schedule_and_no_guidance(tmp_path: Path) -> None:
+    tensors = {name: each for name, each in build("Flux.1").transformer.items() if not name.startswith("guidance")}
+    schnell = read_single_file(write(tmp_path / "a.safetensors", tensors))
+    assert not schnell.configs["transformer"]["guidance_embeds"]
+    assert (schnell.scheduler["shift"], schnell.scheduler["use_dynamic_shifting"]) == (1.0, False)
+    dev = read_single_file(write(tmp_path / "b.safetensors", build("Flux.1").transformer))
+    assert dev.scheduler["use_dynamic_shifting"]
+
+
+Change = Callable[[dict[str, Any]], Any]
+
+
+@pytest.mark.parametrize(
+    ("family", "change", "words"),
+    [
+        ("SD 3", lambda t: t.update({"joint_blocks.1.x_block.attn.qkv.weight": torch.ones(20, 32)}),
+         r"tensor 'joint_blocks\.1\.x_block\.attn\.qkv\.weight' has the shape \[20, 32\]"),
+        ("SD 3", lambda t: t.update({"joint_blocks.1.x_block.attn.qkv.bias": torch.ones(95)}),
+         r"tensor 'joint_blocks\.1\.x_block\.attn\.qkv\.bias' has the shape \[95\]"),
+        ("Flux.1", lambda t: t.update({"single_blocks.0.linear1.weight": torch.ones(64)}),
+         r"tensor 'single_blocks\.0\.linear1\.weight'"),
+        ("Flux.1", lambda t: t.update({"img_in.weight": torch.ones(64, 384)}), "takes 384 numbers a token"),
+        ("Flux.1", lambda t: t.update({"double_blocks.0.img_attn.norm.query_norm.scale": torch.ones(33)}),
+         "64 wide, which are no heads of 33"),
+        ("SD 3", lambda t: t.pop("y_embedder.mlp.0.weight"), r"text_embedder\.linear_1\.weight' is missing"),
+        ("Z-Image", lambda t: t.update({"layers.0.attention.to_q.weight": torch.ones(32, 32)}),
+         r"'layers\.0\.attention\.to_q\.weight' twice"),
+    ],
+)  # fmt: skip
+def test_what_does_not_fit_is_refused_with_the_name_of_the_tensor(
+    family: str, change: Change, words: str, tmp_path: Path
+) -> None:
+    tensors = dict(build(family).transformer)
+    change(tensors)
+    with pytest.raises(BadModelError, match=words):
+        read_single_file(write(tmp_path / "a.safetensors", tensors))
+
+
+def test_controlnets_and_kin_are_no_transformer_that_is_exported(tmp_path: Path) -> None:
+    own = build("SD 3").parts["transformer"].state_dict()
+    control = {name: each for name, each in own.items() if not name.startswith(("norm_out", "proj_out"))}
+    chroma = {name: each for name, each in build("Flux.1").transformer.items() if not name.startswith("vector_in")}
+    lumina = {name: each for name, each in build("Z-Image").transformer.items() if name != "cap_pad_token"}
+    for tensors in (control, chroma, lumina):
+        assert recognise_file(write(tmp_path / "a.safetensors", tensors)).kind is Kind.TRANSFORMER
