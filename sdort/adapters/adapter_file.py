@@ -17,7 +17,7 @@ from sdort.adapters.module_index import ModuleIndex, Parameters, Target, compone
 from sdort.adapters.peft_settings import PeftSettings, read_settings
 from sdort.adapters.refusals import NO_MODULE, check_family, nothing_matches, other_adapter, refuse_other_kind
 from sdort.adapters.weight_changes import Change, Parts, by_input, changes_of, magnitude_of
-from sdort.adapters.weight_deltas import Delta, Factor, Shape
+from sdort.adapters.weight_deltas import Delta, Factor, Form, Shape, Swapped
 from sdort.checkpoints.safetensors import describe_tensors, read_header
 from sdort.console import warn
 from sdort.errors import BadModelError
@@ -152,9 +152,10 @@ class _Reading:
 
     def _delta(self, module: str, target: Target, parts: Parts, change: Change, shape: Shape) -> Delta | None:
         rows, inputs = shape[0], math.prod(shape[1:])
-        if (change.form.outputs, change.form.inputs) != (rows * target.parts, inputs):
+        whole = target.whole or rows
+        if (change.form.outputs, change.form.inputs) != (whole, inputs):
             return None
-        first = target.part * rows
+        form: Form = Swapped(change.form) if target.swapped else change.form
         factor = 1.0
         if change.rank and "alpha" in parts:
             factor = float(parts["alpha"].values().reshape(())) / change.rank
@@ -162,18 +163,18 @@ class _Reading:
             factor = self.settings.factor(module, change.rank)
         magnitude = magnitude_of(parts) if change.leaf == "weight" else None
         if magnitude is None:
-            return Delta(shape, change.form, factor, first)
-        axis = by_input(parts, rows * target.parts, shape)
+            return Delta(shape, form, factor, target.first)
+        axis = by_input(parts, whole, shape)
         # A fused matrix has norms of its own only along its rows.
         return (
             None
-            if axis is None or (axis and target.parts > 1)
-            else Delta(shape, change.form, factor, first, magnitude, axis)
+            if axis is None or target.swapped or (axis and target.whole)
+            else Delta(shape, form, factor, target.first, magnitude, axis)
         )
 
     def _reason(self, module: str, meanings: list[list[Target]], changes: list[Change]) -> str:
         """Why a module's change has no place."""
-        component = component_of(module)
+        component = component_of(module, self.index.parameters)
         if component and component not in self.index.parameters:
             return f"there is no {component}"
         if not meanings:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from sdort.checkpoints.ldm_names import original_clip_names, original_unet_names
 from sdort.families.data import sdxl
-from sdort.families.known_families import DENOISERS
+from sdort.families.known_families import DENOISERS, FAMILIES
 from sdort.families.unet import UNET
 
 Shape = tuple[int, ...]
@@ -50,14 +50,17 @@ _PROCESSOR = re.compile(r"\.processor(?=\.|$)")
 
 
 class Target(NamedTuple):
-    """A module that an adapter changes, or one third or half of what the adapter takes for one."""
+    """A module that an adapter changes, or a part of what the adapter takes for one."""
 
     component: str
     module: str
     """As diffusers or transformers names it: the parameters are ``MODULE.weight`` and ``MODULE.bias``."""
-    part: int = 0
-    parts: int = 1
-    """The rows of a fused matrix that are this module's: part ``part`` of ``parts`` equal ones."""
+    first: int = 0
+    """The first of the rows of a fused matrix that are this module's."""
+    whole: int | None = None
+    """The rows of a fused matrix; None for one that is this module's alone."""
+    swapped: bool = False
+    """The two halves of the adapter's rows change places."""
 
 
 class ModuleIndex:
@@ -83,11 +86,15 @@ class ModuleIndex:
         return []
 
 
-def component_of(name: str) -> str | None:
-    """The component that the beginning of a module's name says, whether the pipeline has it or not."""
+def component_of(name: str, known: Collection[str] = ()) -> str | None:
+    """The component that the beginning of a module's name says, whether the pipeline has it or not.
+
+    Args:
+        known: the pipeline's components, for beginnings that several can have.
+    """
     plain = _WRAPPERS.sub("", name).replace(".", "_")
-    components = next(components for prefix, components in _PREFIXES if plain.startswith(prefix))
-    return None if components is ADAPTED else components[0]
+    meant = [each[0] for prefix, each in _PREFIXES if plain.startswith(prefix) and each is not ADAPTED]
+    return next((component for component in meant if component in known), next(iter(meant), None))
 
 
 def without_component(name: str) -> str:
@@ -95,21 +102,47 @@ def without_component(name: str) -> str:
     return re.sub(rf"^(?:{'|'.join(ADAPTED)})\.", "", _WRAPPERS.sub("", name))
 
 
-def _names(component: str, parameters: Collection[str]) -> dict[str, list[Target]]:
+def _names(component: str, parameters: Mapping[str, Shape]) -> dict[str, list[Target]]:
     modules = list(dict.fromkeys(name.rpartition(".")[0] for name in parameters))
     if component == UNET.component:
-        spelled = _unet_names(modules)
+        spelled = _unet_names(modules, parameters)
     elif component in DENOISERS:
-        spelled = ((module, [Target("", module)]) for module in modules)
+        spelled = _transformer_names(component, modules, parameters)
     else:
-        spelled = _text_names(modules)
+        spelled = _text_names(modules, parameters)
     names: dict[str, list[Target]] = {}
     for name, targets in spelled:
         names.setdefault(name.replace(".", "_"), [target._replace(component=component) for target in targets])
     return names
 
 
-def _unet_names(modules: Collection[str]) -> Iterator[tuple[str, list[Target]]]:
+def _fused(modules: Collection[str], parameters: Mapping[str, Shape]) -> list[Target]:
+    """Modules whose rows lie one below the other in an adapter's module; none where one has no weight."""
+    rows = [parameters.get(f"{module}.weight", (0,))[0] for module in modules]
+    if 0 in rows:
+        return []
+    return [Target("", module, sum(rows[:number]), sum(rows)) for number, module in enumerate(modules)]
+
+
+def _transformer_names(
+    component: str, modules: Collection[str], parameters: Mapping[str, Shape]
+) -> Iterator[tuple[str, list[Target]]]:
+    for module in modules:
+        yield module, [Target("", module)]
+    families = (each for each in FAMILIES.values() if each.denoiser.component == component and each.denoiser.layers)
+    names = next((each.denoiser.layers for each in families if each.holds(parameters)), None)
+    for module in modules if names else ():
+        layer = names.find_own(module) if names else None
+        if layer is None:
+            continue
+        if len(layer.own) > 1:
+            yield layer.authors, _fused(layer.own, parameters)
+        else:
+            shape = parameters.get(f"{module}.weight", ())
+            yield layer.authors, [Target("", module, swapped=layer.swaps(shape))]
+
+
+def _unet_names(modules: Collection[str], parameters: Mapping[str, Shape]) -> Iterator[tuple[str, list[Target]]]:
     layers = sum(re.fullmatch(r"down_blocks\.0\.resnets\.\d+\.conv1", module) is not None for module in modules)
     for module in modules:
         for name in (module, *_stems(original_unet_names(f"{module}.weight", layers))):
@@ -118,11 +151,11 @@ def _unet_names(modules: Collection[str]) -> Iterator[tuple[str, list[Target]]]:
                 yield name.removesuffix(".0"), [Target("", module)]
             if name.endswith(".to_q"):  # fused, as diffusers' fuse_qkv_projections does it
                 fused = [module[:-1] + letter for letter in "qkv"]
-                yield f"{name[:-1]}qkv", [Target("", fused[part], part, 3) for part in range(3)]
-                yield f"{name[:-1]}kv", [Target("", fused[part + 1], part, 2) for part in range(2)]
+                yield f"{name[:-1]}qkv", _fused(fused, parameters)
+                yield f"{name[:-1]}kv", _fused(fused[1:], parameters)
 
 
-def _text_names(modules: Collection[str]) -> Iterator[tuple[str, list[Target]]]:
+def _text_names(modules: Collection[str], parameters: Mapping[str, Shape]) -> Iterator[tuple[str, list[Target]]]:
     plain = {module.removeprefix("text_model."): module for module in modules}
     for name, module in plain.items():
         for spelled in (name, f"text_model.{name}", f"transformer.text_model.{name}"):
@@ -133,7 +166,7 @@ def _text_names(modules: Collection[str]) -> Iterator[tuple[str, list[Target]]]:
             yield original, [Target("", module)]
             yield f"model.{original}", [Target("", module)]
         if layer := re.fullmatch(r"encoder\.layers\.(\d+)\.self_attn\.q_proj", name):
-            fused = [Target("", f"{module[:-6]}{letter}_proj", part, 3) for part, letter in enumerate("qkv")]
+            fused = _fused([f"{module[:-6]}{letter}_proj" for letter in "qkv"], parameters)
             resblock = f"transformer.resblocks.{layer[1]}.attn.in_proj"
             whole = f"{name[:-6]}qkv_proj"
             for spelled in (resblock, f"model.{resblock}", whole, f"text_model.{whole}"):

@@ -17,7 +17,6 @@ from sdort.tables import counted
 
 _ALIKE = 0.75
 _CONTEXT = ".attn2.to_k.weight"
-_MODELS = (Kind.CHECKPOINT, Kind.DENOISER, Kind.VAE, Kind.UPSCALER, Kind.CONTROLNET)
 NO_MODULE = "has no such module"
 """The end of the reason why a change of a module that the pipeline has not is left out."""
 
@@ -38,7 +37,7 @@ def refuse_other_kind(path: Path) -> None:
         )
     if found.kind is Kind.EMBEDDING:
         raise BadModelError(f"{path} is {found.what}, not a LoRA", hint=f"Give it as a word: --embedding {path}")
-    if found.architecture is None or found.kind in _MODELS:
+    if found.architecture is None or found.kind in (Kind.CHECKPOINT, Kind.VAE, Kind.UPSCALER, Kind.CONTROLNET):
         raise BadModelError(f"{path} is {found.what}, not a LoRA", hint=found.advice)
 
 

@@ -338,6 +338,40 @@ class Residual:
         return compute
 
 
+@dataclass(frozen=True)
+class Swapped:
+    """A difference whose two halves of rows change places."""
+
+    form: Form
+
+    @property
+    def outputs(self) -> int:
+        return self.form.outputs
+
+    @property
+    def inputs(self) -> int:
+        return self.form.inputs
+
+    @property
+    def rank(self) -> int | None:
+        return self.form.rank
+
+    @property
+    def fits(self) -> bool:
+        return self.form.fits
+
+    def rows(self) -> Rows:
+        inner, half = self.form.rows(), self.outputs // 2
+
+        def compute(rows: slice) -> Array:
+            start, stop, _ = rows.indices(self.outputs)
+            lower = inner(slice(min(start, half) + half, min(stop, half) + half))
+            upper = inner(slice(max(start, half) - half, max(stop, half) - half))
+            return np.concatenate([lower, upper])
+
+        return compute
+
+
 class Difference(Protocol):
     """The difference that is added to a parameter."""
 

@@ -23,9 +23,9 @@ from sdort.checkpoints.ldm_names import (
 from sdort.errors import BadModelError
 from sdort.errors.plain_text import cut, one_line
 from sdort.families.layer_names import Layer, LayerNames
-from sdort.graph.weights import Concatenated, Reshaped, Stored, Transposed, Weight
+from sdort.graph.weights import Cast, Concatenated, Dequantized, Reshaped, Stored, Transposed, Weight
 
-Tensors = Mapping[str, Stored]
+Tensors = Mapping[str, Weight]
 """Tensors of one component by the names that its file gives them, without the component's prefix."""
 
 
@@ -95,7 +95,7 @@ def denoiser_tensors(tensors: Tensors, names: LayerNames) -> dict[str, Weight]:
     return found
 
 
-def _parts(name: str, tensor: Stored, layer: Layer, tensors: Tensors) -> list[Weight]:
+def _parts(name: str, tensor: Weight, layer: Layer, tensors: Tensors) -> list[Weight]:
     """The tensors of the layers that a layer of a file is in diffusers."""
     if len(layer.own) == 1 and not layer.swapped:
         return [tensor]
@@ -112,29 +112,41 @@ def _parts(name: str, tensor: Stored, layer: Layer, tensors: Tensors) -> list[We
             hint="It is damaged, or of another kind: get another version of it.",
         )
     if layer.swapped:
-        return [Concatenated([_rows(tensor, wide, high), _rows(tensor, 0, wide)], 0)] if high == 2 * wide else [tensor]
+        return [
+            Concatenated([_rows(tensor, wide, high), _rows(tensor, 0, wide)], 0)
+            if layer.swaps(weight.shape)
+            else tensor
+        ]
     ends = [*(wide * number for number in range(len(layer.own))), high]
     return [_rows(tensor, start, end) for start, end in pairwise(ends)]
 
 
-def _rows(tensor: Stored, start: int, end: int) -> Stored:
-    """Some rows of a tensor."""
+def _rows(tensor: Weight, start: int, end: int) -> Weight:
+    """Some rows of a tensor of a file."""
+    if isinstance(tensor, Reshaped):  # a scale for each row
+        return Reshaped(_rows(tensor.operand, start, end), (end - start,))
+    if isinstance(tensor, Cast):
+        return Cast(_rows(tensor.operand, start, end), tensor.dtype)
+    if isinstance(tensor, Dequantized):
+        scale = tensor.scale if tensor.scale.shape == (1,) else _rows(tensor.scale, start, end)
+        return Dequantized(_rows(tensor.operand, start, end), scale, None, 0)
+    assert isinstance(tensor, Stored)
     size = tensor.nbytes // tensor.shape[0]
     return Stored(tensor.path, tensor.offset + start * size, (end - start, *tensor.shape[1:]), tensor.dtype)
 
 
-def _as_matrix(tensor: Stored) -> Weight:
+def _as_matrix(tensor: Weight) -> Weight:
     """A convolution of one pixel as the matrix that a Linear has."""
     kernel = tensor.shape[2:]
     return Reshaped(tensor, tensor.shape[:2]) if kernel and math.prod(kernel) == 1 else tensor
 
 
-def _thirds(tensor: Stored) -> list[Stored]:
+def _thirds(tensor: Weight) -> list[Weight]:
     """Three tensors of a third of the rows each."""
     return equal_parts(tensor, 3, "queries, keys and values")
 
 
-def equal_parts(tensor: Stored, count: int, what: str) -> list[Stored]:
+def equal_parts(tensor: Weight, count: int, what: str) -> list[Weight]:
     """Tensors of an equal share of the rows each.
 
     Raises:
@@ -150,13 +162,13 @@ def equal_parts(tensor: Stored, count: int, what: str) -> list[Stored]:
     return [_rows(tensor, index * share, (index + 1) * share) for index in range(count)]
 
 
-def _renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, Stored]:
+def _renamed(tensors: Tensors, rename: Callable[[str], str]) -> dict[str, Weight]:
     """The tensors by other names.
 
     Raises:
         BadModelError: two names become one, such as ``blocks.1`` and ``blocks.01``: one would be lost.
     """
-    found: dict[str, Stored] = {}
+    found: dict[str, Weight] = {}
     for name, tensor in tensors.items():
         other = rename(name)
         if other in found:

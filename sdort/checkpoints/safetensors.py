@@ -10,7 +10,7 @@ import json
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
@@ -33,10 +33,11 @@ than one million, and what trainers note of their images some more."""
 _MOST_TENSORS = 1 << 16
 """Tensors of a file, whose names are searched many times: a single-file SDXL has 2,600, an adapter of it 5,000."""
 
+_SCALED = "scaled fp8 or int8"
 _QUANTIZED = (
     ("bitsandbytes, 4 bits", r".+\.(absmax|quant_map|nested_absmax|nested_quant_map|quant_state\..+)"),
     ("bitsandbytes, int8", r".+\.(SCB|CB|weight_format)"),
-    ("scaled fp8 or int8", r"(.+\.)?(scaled_fp8|scale_weight|scale_input|weight_scale(_2)?|input_scale|comfy_quant)"),
+    (_SCALED, r"(.+\.)?(scaled_fp8|scale_weight|scale_input|weight_scale(_2)?|input_scale|comfy_quant)"),
     ("GPTQ, AWQ or SVDQuant", r".+\.(qweight|qzeros|g_idx|wscales)"),
     ("quanto", r".+\.weight\._(data|scale|shift)"),
 )
@@ -59,6 +60,8 @@ _DTYPES = {
     "BOOL": np.dtype(np.bool_),
 }
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
+_FP8 = {"F8_E4M3": np.dtype(ml_dtypes.float8_e4m3fn), "F8_E5M2": np.dtype(ml_dtypes.float8_e5m2)}
+"""Types that are read where a caller knows of scales beside them."""
 
 
 @dataclass(frozen=True)
@@ -115,8 +118,11 @@ def read_header(path: Path) -> Header:
     return Header(path, entries, 8 + length, size, notes)
 
 
-def read_tensors(path: Path) -> dict[str, Stored]:
+def read_tensors(path: Path, *, fp8: bool = False) -> dict[str, Stored]:
     """Every tensor of a safetensors file by name.
+
+    Args:
+        fp8: also those of 8 bits, and scales beside them (:func:`sdort.checkpoints.scaled_tensors.dequantized`).
 
     Raises:
         BadModelError: the file cannot be read, is truncated, or its header contradicts itself or the file.
@@ -125,18 +131,20 @@ def read_tensors(path: Path) -> dict[str, Stored]:
     from sdort.graph.weights import Stored
 
     header = read_header(path)
-    _refuse_quantized(header)
+    _refuse_quantized(header, {_SCALED} if fp8 else set())
     if long := next((name for name in header.entries if len(name) > _LONGEST_NAME), None):
         raise _broken(path, f"the name of a tensor has {len(long):,} characters")
     return {
         name: Stored(path, values.offset, values.shape, values.dtype)
-        for name, values in describe_tensors(header).items()
+        for name, values in describe_tensors(header, fp8=fp8).items()
     }
 
 
-def _refuse_quantized(header: Header) -> None:
-    """Raise where tensors stand beside the weights that only a quantized format has."""
+def _refuse_quantized(header: Header, known: Set[str]) -> None:
+    """Raise where tensors stand beside the weights that only a quantized format has, which is not ``known``."""
     for kind, pattern in _QUANTIZED:
+        if kind in known:
+            continue
         match = re.compile(pattern).fullmatch
         if name := next((name for name in header.entries if match(name)), None):
             raise BadModelError(
@@ -169,14 +177,19 @@ def write_tensors(path: Path, tensors: Mapping[str, Weight]) -> None:
         raise OutputError(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def describe_tensors(header: Header) -> dict[str, StoredValues]:
+def describe_tensors(header: Header, *, fp8: bool = False) -> dict[str, StoredValues]:
     """Every tensor of the file of a header by name, for those who need no graph library.
+
+    Args:
+        fp8: as for :func:`read_tensors`.
 
     Raises:
         BadModelError: the header contradicts itself or the file.
     """
+    dtypes = _DTYPES | _FP8 if fp8 else _DTYPES
     tensors = {
-        name: _tensor(header.path, name, entry, header.start, header.size) for name, entry in header.entries.items()
+        name: _tensor(header.path, name, entry, header.start, header.size, dtypes)
+        for name, entry in header.entries.items()
     }
     _check_cover(header, tensors)
     return tensors
@@ -202,10 +215,12 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> StoredValues:
+def _tensor(
+    path: Path, name: str, entry: Any, start: int, size: int, dtypes: Mapping[str, np.dtype[Any]]
+) -> StoredValues:
     shape = _shape(path, name, entry)
     dtype, offsets = entry.get("dtype"), entry.get("data_offsets")
-    if not isinstance(dtype, str) or dtype not in _DTYPES:
+    if not isinstance(dtype, str) or dtype not in dtypes:
         raise BadModelError(
             f"{path}: tensor {name!r} is stored as {dtype!r}, {_foreign(dtype)}which sdort does not read",
             hint="Save the checkpoint as float32, float16 or bfloat16.",
@@ -215,9 +230,9 @@ def _tensor(path: Path, name: str, entry: Any, start: int, size: int) -> StoredV
     begin, end = offsets
     if not begin <= end <= size - start:
         raise _broken(path, f"tensor {name!r} lies outside the file")
-    if end - begin != math.prod(shape) * _DTYPES[dtype].itemsize:
+    if end - begin != math.prod(shape) * dtypes[dtype].itemsize:
         raise _broken(path, f"tensor {name!r} of shape {shape} has {end - begin} bytes")
-    return StoredValues(path, start + begin, shape, _DTYPES[dtype])
+    return StoredValues(path, start + begin, shape, dtypes[dtype])
 
 
 def _foreign(dtype: Any) -> str:

@@ -29,6 +29,7 @@ from sdort.checkpoints.prediction import (
     prediction_beside,
 )
 from sdort.checkpoints.safetensors import read_header, read_tensors
+from sdort.checkpoints.scaled_tensors import dequantized
 from sdort.checkpoints.shape_configs import (
     PLAIN_CONFIGS,
     Config,
@@ -108,11 +109,15 @@ def read_single_file(path: Path, *, ema: bool = False, prediction_type: str | No
     Raises:
         BadModelError: it is broken, incomplete, or of a kind that sdort does not export.
     """
-    tensors, notes = unwrapped(read_tensors(path)), read_header(path).notes
+    header = read_header(path)
+    transformer = find_denoiser(header.shapes)
+    if transformer and ema:
+        raise BadModelError(f"{path}: it has no averaged weights (model_ema.)", hint="Leave out --ema.")
+    tensors = unwrapped(read_tensors(path, fp8=transformer is not None))
     try:
-        if transformer := find_denoiser(tensors):
-            return _read_transformer(path, transformer, tensors)
-        return _read(path, tensors, notes, ema, prediction_type)
+        if transformer:
+            return _read_transformer(path, transformer, dequantized(tensors))
+        return _read(path, tensors, header.notes, ema, prediction_type)
     except BadModelError as error:
         error.message = f"{path}: {error.message}"
         raise
@@ -151,7 +156,7 @@ def _read(
     return file
 
 
-def _read_transformer(path: Path, found: FoundDenoiser, tensors: Mapping[str, Stored]) -> SingleFile:
+def _read_transformer(path: Path, found: FoundDenoiser, tensors: Mapping[str, Weight]) -> SingleFile:
     family, denoiser = found.family, found.family.denoiser
     assert denoiser.layers is not None
     assert denoiser.config_of is not None
@@ -237,7 +242,7 @@ def _averaged(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
     return {name.removeprefix(LDM_UNET): tensors[flat] for name, flat in names.items()}
 
 
-def _add_text_encoder(file: SingleFile, part: Encoder, tensors: Mapping[str, Stored]) -> set[str]:
+def _add_text_encoder(file: SingleFile, part: Encoder, tensors: Mapping[str, Weight]) -> set[str]:
     prefix = next((prefix for prefix in part.prefixes if any(map(_begins(prefix), tensors))), None)
     if prefix is None:
         return set()
@@ -245,7 +250,7 @@ def _add_text_encoder(file: SingleFile, part: Encoder, tensors: Mapping[str, Sto
     return {name for name in tensors if name.startswith(prefix) and not name.startswith(VISION_HALF, len(prefix))}
 
 
-def add_encoder(file: SingleFile, part: Encoder, tensors: Mapping[str, Stored]) -> None:
+def add_encoder(file: SingleFile, part: Encoder, tensors: Mapping[str, Weight]) -> None:
     """Add a text encoder to a file's components.
 
     Args:
@@ -284,9 +289,9 @@ def read_encoder_file(path: Path, file: SingleFile, part: Encoder) -> None:
     Raises:
         BadModelError: it is broken, or another encoder.
     """
-    tensors: Mapping[str, Stored] = read_tensors(path)
+    tensors = read_tensors(path, fp8=True)
     try:
-        add_encoder(file, part, tensors)
+        add_encoder(file, part, dequantized(tensors))
     except BadModelError as error:
         error.message = f"{path}, given as {part.component}: {error.message}"
         raise
@@ -298,7 +303,7 @@ def _identity(shapes: Shapes) -> Weight:
     return Inline(np.eye(width, dtype=np.float32))
 
 
-def _add_vae(file: SingleFile, tensors: Mapping[str, Stored]) -> set[str]:
+def _add_vae(file: SingleFile, tensors: Mapping[str, Weight]) -> set[str]:
     prefix = next((prefix for prefix in VAE_PREFIXES if any(map(_begins(f"{prefix}decoder."), tensors))), None)
     if prefix is None:
         return set()
@@ -309,7 +314,7 @@ def _add_vae(file: SingleFile, tensors: Mapping[str, Stored]) -> set[str]:
     return {name for name in tensors if name.startswith(prefix)}
 
 
-def _edm_scales(tensors: Mapping[str, Stored]) -> Config:
+def _edm_scales(tensors: Mapping[str, Weight]) -> Config:
     """Config that scales the latents of an EDM model: Playground v2.5, with its file's means and deviations."""
     if "edm_mean" not in tensors:
         return {}
@@ -359,11 +364,11 @@ def _both_halves(path: Path, tensors: Mapping[str, Stored]) -> Mapping[str, Stor
     return {f"{half}.{name}": tensor for half, file in halves.items() for name, tensor in read_tensors(file).items()}
 
 
-def _within(tensors: Mapping[str, Stored], prefix: str) -> dict[str, Stored]:
+def _within(tensors: Mapping[str, Weight], prefix: str) -> dict[str, Weight]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _without_rest(tensors: Mapping[str, Stored]) -> dict[str, Stored]:
+def _without_rest(tensors: Mapping[str, Weight]) -> dict[str, Weight]:
     """The tensors without buffers and parts that are for training."""
     return {name: tensor for name, tensor in tensors.items() if not _UNREAD.fullmatch(f".{name}")}
 

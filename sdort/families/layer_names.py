@@ -6,7 +6,7 @@ One table serves both directions: tensors of checkpoints are renamed by it, and 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -27,6 +27,10 @@ class Layer:
     swapped: bool = False
     """The two halves of its rows, shift and scale, change places, where it has two rows for each column: one with more
     makes gates too, and these are in one order."""
+
+    def swaps(self, weight: Sequence[int]) -> bool:
+        """Whether the halves of a layer with a weight of this shape change places."""
+        return self.swapped and len(weight) == 2 and weight[0] == 2 * weight[1]
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import pytest
 from sdort.adapters import embedding_file, refusals
 from sdort.adapters.adapter_file import _Reading
 from sdort.adapters.adapter_keys import _split
-from sdort.adapters.module_index import ModuleIndex
+from sdort.adapters.module_index import ModuleIndex, Target
 from sdort.adapters.peft_settings import PeftSettings
 from sdort.adapters.weight_changes import Change, by_input, changes_of
 from sdort.adapters.weight_deltas import Delta, Factor, LowRank, Residual, Whole
@@ -208,7 +208,7 @@ def test_the_factor_of_a_change(
 ) -> None:
     """Alpha by rank: the file's, else the config's, and of what is whole neither."""
     change = Change("weight", kind, Whole(factor(6, 4)), rank)
-    target: Any = SimpleNamespace(part=0, parts=1)
+    target = Target("c", "m")
     given = {"alpha": factor(1, value=alpha)} if alpha is not None else {}
     found = reading({}, **settings)._delta("m", target, given, change, (6, 4))
     assert found == Delta((6, 4), change.form, expected[bool(settings)], 0)
@@ -235,7 +235,7 @@ def test_the_rows_of_a_fused_matrix(
     leaf: str, fused: int, part: int, shape: tuple[int, ...], given: dict[str, Any], expected: Any
 ) -> None:
     change = Change(leaf, "LoRA", LowRank(factor(fused, 2), factor(2, 4)), 2)
-    target: Any = SimpleNamespace(part=part, parts=1 if fused == 6 else 3)
+    target = Target("c", "m") if fused == 6 else Target("c", "m", part * shape[0], 3 * shape[0])
     tensors = parts(**given)
     found = reading({})._delta("m", target, tensors, change, shape)
     if expected is None:

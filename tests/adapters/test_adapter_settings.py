@@ -133,11 +133,15 @@ def test_beginnings_of_modules_names(name: str, component: str | None, plain: st
     assert without_component(name) == plain
 
 
-CLIP_NAMES = ("encoder.layers.1.mlp.fc1.weight", "encoder.layers.1.self_attn.q_proj.weight")
+WIDTH = 8
+CLIP_NAMES = (
+    "encoder.layers.1.mlp.fc1.weight",
+    *(f"encoder.layers.1.self_attn.{letter}_proj.weight" for letter in "qkv"),
+)
 PARAMETERS: dict[str, dict[str, tuple[int, ...]]] = {
     "unet": {
         "conv_in.weight": (8, 4, 3, 3),
-        "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_q.weight": (8, 8),
+        **{f"down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_{each}.weight": (WIDTH, WIDTH) for each in "qkv"},
         "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_out.0.weight": (8, 8),
     },
     "text_encoder": dict.fromkeys(CLIP_NAMES, (8, 8)),
@@ -150,9 +154,14 @@ def meanings(name: str, components: tuple[str, ...] = ("unet", "text_encoder", "
     return [[tuple(target) for target in meaning] for meaning in found]
 
 
+def fused(component: str, modules: list[str]) -> list[Any]:
+    """Modules whose rows lie one below the other."""
+    return [(component, name, number * WIDTH, len(modules) * WIDTH, False) for number, name in enumerate(modules)]
+
+
 def test_modules_under_the_names_of_each_component() -> None:
-    first = [("text_encoder", "encoder.layers.1.mlp.fc1", 0, 1)]
-    second = [("text_encoder_2", "text_model.encoder.layers.1.mlp.fc1", 0, 1)]
+    first = [("text_encoder", "encoder.layers.1.mlp.fc1", 0, None, False)]
+    second = [("text_encoder_2", "text_model.encoder.layers.1.mlp.fc1", 0, None, False)]
     for spelled in ("text_model_encoder_layers_1_mlp_fc1", "encoder_layers_1_mlp_fc1",
                     "transformer_resblocks_1_mlp_c_fc", "transformer_text_model_encoder_layers_1_mlp_fc1",
                     "model_transformer_resblocks_1_mlp_c_fc"):  # fmt: skip
@@ -161,23 +170,30 @@ def test_modules_under_the_names_of_each_component() -> None:
         assert meanings(f"lora_te_{spelled}") == [first]
         assert meanings(f"lora_te_{spelled}", ("unet", "text_encoder_2")) == [second]
         assert meanings(spelled) == [first, second]  # of a bare name either may be meant
-    assert meanings("unet.conv_in") == [[("unet", "conv_in", 0, 1)]]
-    assert meanings("lora_unet_input_blocks_0_0") == [[("unet", "conv_in", 0, 1)]]
+    assert meanings("unet.conv_in") == [[("unet", "conv_in", 0, None, False)]]
+    assert meanings("lora_unet_input_blocks_0_0") == [[("unet", "conv_in", 0, None, False)]]
     assert meanings("conv_in", ("text_encoder",)) == []
     out = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_out"
     for name in (out, f"{out}.0", out.replace("to_out", "processor.to_out")):
-        assert meanings(f"unet.{name}") == [[("unet", f"{out}.0", 0, 1)]]
+        assert meanings(f"unet.{name}") == [[("unet", f"{out}.0", 0, None, False)]]
     stem = "down_blocks.0.attentions.0.transformer_blocks.0.attn1.to_"
-    assert meanings(f"unet.{stem}qkv") == [[("unet", f"{stem}{letter}", part, 3) for part, letter in enumerate("qkv")]]
-    assert meanings(f"unet.{stem}kv") == [[("unet", f"{stem}{letter}", part, 2) for part, letter in enumerate("kv")]]
+    assert meanings(f"unet.{stem}qkv") == [
+        [("unet", f"{stem}{letter}", part * WIDTH, 3 * WIDTH, False) for part, letter in enumerate("qkv")]
+    ]
+    assert meanings(f"unet.{stem}kv") == [
+        [("unet", f"{stem}{letter}", part * WIDTH, 2 * WIDTH, False) for part, letter in enumerate("kv")]
+    ]
     attention = "text_model.encoder.layers.1.self_attn"
     for name in ("transformer.resblocks.1.attn.in_proj", "model.transformer.resblocks.1.attn.in_proj",
                  "encoder.layers.1.self_attn.qkv_proj", "text_model.encoder.layers.1.self_attn.qkv_proj"):  # fmt: skip
         assert meanings(f"lora_te2_{name}") == [
-            [("text_encoder_2", f"{attention}.{letter}_proj", part, 3) for part, letter in enumerate("qkv")]
+            [
+                ("text_encoder_2", f"{attention}.{letter}_proj", part * WIDTH, 3 * WIDTH, False)
+                for part, letter in enumerate("qkv")
+            ]
         ]
     assert meanings("lora_te2_text_model_encoder_layers_1_self_attn_to_q") == [
-        [("text_encoder_2", f"{attention}.q_proj", 0, 1)]
+        [("text_encoder_2", f"{attention}.q_proj", 0, None, False)]
     ]
 
 

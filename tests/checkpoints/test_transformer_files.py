@@ -131,7 +131,7 @@ def check(file: SingleFile, made: Made, components: Mapping[str, Any]) -> None:
 
 def plain(config: Mapping[str, Any]) -> dict[str, Any]:
     """As JSON has it; transformers 5 keeps the base of Qwen3's angles elsewhere than the published config."""
-    found = {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()}
+    found: dict[str, Any] = {name: list(value) if isinstance(value, tuple) else value for name, value in config.items()}
     if angles := found.pop("rope_parameters", None):
         found["rope_theta"] = angles["rope_theta"]
     return {name: value for name, value in found.items() if name not in ("layer_types", "use_cache")}
@@ -168,6 +168,59 @@ def test_schnell_has_another_schedule_and_no_guidance(tmp_path: Path) -> None:
     assert (schnell.scheduler["shift"], schnell.scheduler["use_dynamic_shifting"]) == (1.0, False)
     dev = read_single_file(write(tmp_path / "b.safetensors", build("Flux.1").transformer))
     assert dev.scheduler["use_dynamic_shifting"]
+
+
+@pytest.mark.parametrize("end", ["scale_weight", "weight_scale", ""])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
+@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Z-Image"])
+def test_weights_of_8_bits_are_what_they_stand_for(family: str, kind: Any, end: str, tmp_path: Path) -> None:
+    made = build(family)
+    stored: dict[str, Any] = {}
+    for number, (name, tensor) in enumerate((with_prefix("diffusion_model.", made.transformer) | made.rest).items()):
+        if tensor.dim() != 2 or not name.endswith(".weight") or name.startswith("first_stage_model"):
+            stored[name] = tensor
+            continue
+        layer = name.removesuffix(".weight")
+        # Of some layers, one for each row.
+        scale = (
+            torch.rand(tensor.shape[0], 1) + 0.5 if number % 3 == 1 and end == "weight_scale" else torch.rand(()) + 0.5
+        )
+        stored[name] = (tensor / scale if end else tensor).to(kind)
+        if end:
+            stored[f"{layer}.{end}"] = scale
+            stored[f"{layer}.{'input_scale' if number % 2 else 'scale_input'}"] = torch.ones(())
+            stored[f"{layer}.comfy_quant"] = torch.tensor(list(b'{"format": "float8_e4m3fn"}'), dtype=torch.uint8)
+    wanted = {
+        name: tensor.float() * stored.get(f"{name.removesuffix('.weight')}.{end}", 1)
+        if tensor.dtype is kind
+        else tensor
+        for name, tensor in stored.items()
+        if not name.endswith(("scale_weight", "weight_scale", "input_scale", "scale_input", "comfy_quant"))
+    }
+    stored["diffusion_model.scaled_fp8"] = torch.zeros(2).to(kind)
+    ours = read_single_file(write(tmp_path / "a.safetensors", stored))
+    theirs = read_single_file(write(tmp_path / "b.safetensors", wanted))
+    assert ours.configs == theirs.configs
+    for component, tensors in theirs.tensors.items():
+        assert ours.tensors[component].keys() == tensors.keys()
+        for name, tensor in tensors.items():
+            np.testing.assert_array_equal(ours.tensors[component][name].load(), tensor.load(), err_msg=name)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"a.weight_scale": torch.ones(())}, "'a.weight_scale' is a scale without a weight"),
+        ({"final_layer.linear.weight_scale": torch.ones(())}, "has a scale beside it, and is stored as float32"),
+        ({"final_layer.linear.weight": torch.ones(64, 32).to(torch.float8_e4m3fn),
+          "final_layer.linear.weight_scale": torch.ones(64, 2)}, r"has a scale of shape \[64, 2\]"),
+        ({"final_layer.linear.weight_scale_2": torch.ones(())}, "'final_layer.linear.weight_scale_2'"),
+        ({"final_layer.linear.SCB": torch.ones(64)}, "bitsandbytes, int8"),
+    ],
+)  # fmt: skip
+def test_other_quantized_formats_are_refused(change: dict[str, Any], words: str, tmp_path: Path) -> None:
+    with pytest.raises(BadModelError, match=words):
+        read_single_file(write(tmp_path / "a.safetensors", {**build("SD 3").transformer, **change}))
 
 
 Change = Callable[[dict[str, Any]], Any]

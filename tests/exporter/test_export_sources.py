@@ -115,7 +115,9 @@ def test_a_source_by_its_name(calls: Any, tmp_path: Path, monkeypatch: pytest.Mo
         with pytest.raises(UsageError, match=rf"^{wrong} of [1-9]"):
             opened(wrong)
     for model in ("demo", "folder", "autoencoder", "a/b"):
-        with pytest.raises(UsageError, match=f"--config is for single files with a UNet or a transformer, which {model} is not"):
+        with pytest.raises(
+            UsageError, match=f"--config is for single files with a UNet or a transformer, which {model} is not"
+        ):
             opened(model, config=Path("folder"))
         assert calls == []
     os.mkfifo(tmp_path / "pipe")
