@@ -86,7 +86,7 @@ class MadeWith:
         variant, allow_pickle = entry.pop("variant", None), bool(entry.pop("allow_pickle", False))
         for name in ("config", "vae"):
             if entry.get(name):
-                entry[name] = _find(f"--{name}", entry[name], places)
+                entry[name] = _find(f"--{name} ", entry[name], places)
         for name, option in (("text_encoders", "--text-encoder"), ("tokenizers", "--tokenizer")):
             if entry.get(name):
                 entry[name] = {
@@ -127,7 +127,7 @@ def _find(option: str, entry: Mapping[str, Any], places: Sequence[Path]) -> Path
         if candidate.exists() and has_mark(candidate, entry[ORIGIN]):
             return candidate
     raise UsageError(
-        f"the export was made with {option} {path}, which is not there, or is another one by now",
+        f"the export was made with {option}{path}, which is not there, or is another one by now",
         hint=f"Put {path.name} beside the pipeline or the checkpoint.",
     )
 
@@ -198,11 +198,11 @@ def _denoiser_config(source: Source) -> dict[str, Any]:
 
 
 def _check_fit(source: Source, vae: VaePart, path: Path, usual: Any) -> None:
-    unet = _denoiser_config(source)
-    has, wants = vae.config.get("latent_channels"), unet.get("out_channels")
+    assert source.denoiser is not None
+    has, wants = vae.config.get("latent_channels"), source.denoiser.channels_of(_denoiser_config(source), made=True)
     if has != wants:
         raise BadModelError(
-            f"{path} has latents of {has} channels, and the UNet of {source.name} makes {wants}",
+            f"{path} has latents of {has} channels, and the {source.denoiser.title} of {source.name} makes {wants}",
             component=DECODER,
             hint="Give the VAE of the same family.",
         )
