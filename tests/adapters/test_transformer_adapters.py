@@ -50,7 +50,8 @@ def parameters(own: dict[str, Any]) -> dict[str, dict[str, tuple[int, ...]]]:
 def test_rows_of_authors_layers_are_those_of_diffusers(family: str, spelling: str, tmp_path: Path) -> None:
     own, theirs = numbered(family)
     prefix, dot, up, down = SPELLINGS[spelling]
-    generator, tensors = torch.Generator().manual_seed(2), {}
+    generator = torch.Generator().manual_seed(2)
+    tensors: dict[str, Any] = {}
     wanted: dict[int, Any] = {}
     for name, rows in theirs.items():
         if rows.dim() != 2 or not name.endswith(".weight"):

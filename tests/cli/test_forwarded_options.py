@@ -56,6 +56,8 @@ WORDS: dict[str, tuple[list[str], Any]] = {
     "names": (["attention"], ("attention",)),
     "kinds": (["traces", "ops"], ("traces", "ops")),
     "image_encoder": (["--image-encoder", "taken"], ...),
+    "text_encoders": (["--text-encoder", "text_encoder=taken"], {"text_encoder": "taken"}),
+    "tokenizers": (["--tokenizer", "tokenizer=folder"], {"tokenizer": "folder"}),
     "limit": (["20kB"], 20_000),
     "name": (["word"], "word"),
 }

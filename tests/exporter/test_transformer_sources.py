@@ -34,7 +34,7 @@ def split(folder: Path, family: str = "Flux.1") -> dict[str, Path]:
     return {name: write(folder / f"{name}.safetensors", tensors) for name, tensors in files.items()}
 
 
-def options(files: dict[str, Path], **more: Any) -> dict[str, Any]:
+def options(files: dict[str, Path], **more: Any) -> Any:
     encoders = {"text_encoder": files["clip_l"], "text_encoder_2": files["t5xxl"]}
     return {"vae": files["ae"], "text_encoders": encoders, **more}
 
