@@ -76,7 +76,7 @@ def _by_magic(path: Path, head: bytes) -> FileKind | None:
     if head.startswith(MAGIC):
         return FileKind(Kind.POINTER, "a git-lfs pointer", pull_advice(path))
     if head.startswith(b"GGUF"):
-        advice = f"sdort reads no quantized weights: get the model as safetensors. {EXPORTED}"
+        advice = f"sdort reads no GGUF: get the model as safetensors, fp8 too. {EXPORTED}"
         return FileKind(Kind.GGUF, "a GGUF file", advice)
     if re.match(rb"\s*<(!doctype|html)", head, re.IGNORECASE):
         advice = "The site sent it in place of the model, as for a download without login. Download it again."

@@ -294,6 +294,7 @@ def read_encoder_file(path: Path, file: SingleFile, part: Encoder) -> None:
         add_encoder(file, part, dequantized(tensors))
     except BadModelError as error:
         error.message = f"{path}, given as {part.component}: {error.message}"
+        error.hint = f"The {part.component} of {file.family.name} is a {part.class_name}: give a whole file of one."
         raise
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support import authors_layouts
 from support.ldm_files import with_prefix
 from support.transformer_files import Made, build, write
 
@@ -170,3 +171,23 @@ def test_controlnets_and_kin_are_no_transformer_that_is_exported(tmp_path: Path)
     lumina = {name: each for name, each in build("Z-Image").transformer.items() if name != "cap_pad_token"}
     for tensors in (control, chroma, lumina):
         assert recognise_file(write(tmp_path / "a.safetensors", tensors)).kind is Kind.TRANSFORMER
+
+
+@pytest.mark.parametrize("family", ["sd3", "z_image", "flux"])
+def test_diffusers_reads_the_layouts_of_these_tests_as_its_own(family: str) -> None:
+    from diffusers import FluxTransformer2DModel
+    from diffusers.loaders import single_file_utils
+
+    if family == "flux":  # it reads the one width that is published: numbers of rows, in one column
+        with torch.device("meta"):
+            model = FluxTransformer2DModel(num_layers=1, num_single_layers=1, guidance_embeds=True)
+        wanted = {
+            name: torch.arange(each.shape[0]).reshape(-1, *[1] * (each.dim() - 1)) + 100_000 * number
+            for number, (name, each) in enumerate(model.state_dict().items())
+        }
+    else:
+        wanted = build({"sd3": "SD 3", "z_image": "Z-Image"}[family]).parts["transformer"].state_dict()
+    convert = getattr(single_file_utils, f"convert_{family}_transformer_checkpoint_to_diffusers")
+    found = convert(with_prefix("model.diffusion_model.", getattr(authors_layouts, family)(wanted)))
+    assert found.keys() == wanted.keys()
+    assert all(torch.equal(found[name], each) for name, each in wanted.items())

@@ -10,7 +10,7 @@ import pytest
 from support.ldm_files import ldm_vae, with_prefix
 from support.transformer_files import CLIP, build, clip, write
 
-from sdort.errors import UsageError
+from sdort.errors import BadModelError, UsageError
 from sdort.exporter.export_request import check_options
 from sdort.exporter.open_source import open_source
 from sdort.exporter.replacements import MadeWith, Replacements
@@ -89,6 +89,9 @@ def test_what_lacks_is_named_with_its_option(tmp_path: Path) -> None:
     for given, words in wrong:
         with pytest.raises(UsageError, match=words):
             opened(files["flux"], **given)
+    with pytest.raises(BadModelError, match=r"given as text_encoder: its tensor .* is missing") as other:
+        opened(files["flux"], text_encoders={"text_encoder": files["t5xxl"]})
+    assert "The text_encoder of Flux.1 is a CLIPTextModel" in str(other.value.hint)
     with pytest.raises(UsageError, match="--text-encoder is for single files with a UNet or a transformer"):
         opened(files["ae"], text_encoders={"text_encoder": files["clip_l"]})
 
