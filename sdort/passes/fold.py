@@ -35,6 +35,9 @@ from sdort.rewrite.inference.facts import plain_attributes
 
 LARGEST_FOLDED = 1 << 16
 """Constants of up to this many elements are computed; larger ones are described or left."""
+CURVED = frozenset({"Exp", "Log", "Pow", "Sin", "Cos", "Tan", "Tanh", "Sigmoid", "Erf"})
+"""Computed in float64 and rounded once, as numpy's float32 may be an ulp off: of a frequency that is multiplied by a
+guidance scale times 1000, that is a thousandth of a radian."""
 GROWING = frozenset({"Expand", "ConstantOfShape", "Tile", "Range", "Resize", "Pad", "OneHot", "EyeLike", "Upsample"})
 """Their result may be far larger than their inputs."""
 RANDOM_OPERATORS = frozenset(
@@ -120,7 +123,13 @@ def _evaluate(editor: Editor, node: gs.Node) -> Array | None:
 @lru_cache(maxsize=64)
 def _evaluated(node: bytes, feeds: tuple[Feed, ...], opset: int) -> Array | None:
     arrays = {name: np.frombuffer(data, dtype).reshape(shape) for name, dtype, shape, data in feeds}
-    values = evaluate_nodes([onnx.NodeProto.FromString(node)], arrays, opset)
+    proto = onnx.NodeProto.FromString(node)
+    narrow = arrays["input_0"].dtype if proto.op_type in CURVED and "input_0" in arrays else None
+    if narrow in (np.float32, np.float16):
+        arrays = {name: each.astype(np.float64) if each.dtype.kind == "f" else each for name, each in arrays.items()}
+    values = evaluate_nodes([proto], arrays, opset)
+    if values is not None and narrow in (np.float32, np.float16):
+        values = values.astype(narrow)
     if values is not None:
         values.flags.writeable = False  # every caller gets the same
     return values
