@@ -201,7 +201,11 @@ def _half(run: PipelineRun) -> int:
     if not run.options.fp16:
         return 0
     asked = run.options.fp32_nodes(run.editor)
-    keep = {*asked, *(node.name for node in run.model.graph.nodes if run.target.only_wide(node, run.editor))}
+    keep = {
+        *asked,
+        *run.editor.wide,
+        *(node.name for node in run.model.graph.nodes if run.target.only_wide(node, run.editor)),
+    }
     return half.run(run.editor, io_fp16=run.options.io_fp16, keep=keep, opset=run.target.opset)
 
 

@@ -4,7 +4,8 @@ T5's stream passes fp16's 65504 (https://github.com/huggingface/transformers/iss
 holds down. A root mean square norm does not see a factor of its input, but for its epsilon: x / 64 with epsilon / 64^2
 gives what x and epsilon give; nor does a LayerNormalization that reads such a stream too. So all that writes to the
 stream is scaled, weights before they are rounded: by a power of two, which is exact down to fp16's subnormal numbers,
-and costs nothing. A stream goes on in pieces of it, and where it is joined with another one.
+and costs nothing. A stream goes on in pieces of it, and where it is joined with another one. Where it is an output of the
+graph, as Qwen3's states before the last layer are, that gets its size back in fp32.
 
 Of streams that layer norms alone read, those are scaled to which gated branches are added: Flux' and Stable Diffusion
 3's, which diffusers clips in fp16 (https://github.com/huggingface/diffusers/issues/9097).
@@ -52,6 +53,8 @@ class _Stream:
     sums: dict[int, gs.Node] = field(default_factory=dict)
     """The sums, and what hands their results on."""
     tensors: dict[int, gs.Tensor] = field(default_factory=dict)
+    given: list[gs.Tensor] = field(default_factory=list)
+    """Those that are outputs of the graph."""
     outsider: str = ""
     """A reader that is neither a sum nor a norm, and would see the factor."""
 
@@ -164,7 +167,7 @@ def _follow(
             stack.extend(t for t in _carried(made) if _comes_from_sum(t) or id(t) in norms or id(t) in layers)
             stack.extend(t for t in made.outputs if t.name)
             if editor.is_output(current):
-                stream.outsider = "the graph's output"
+                stream.given.append(current)
         for reader in current.outputs:
             if (reader.op == "Add" or _hands_on(reader)) and not reader.domain and _reads(reader, current):
                 stream.sums[id(reader)] = reader
@@ -240,6 +243,8 @@ def _is_gated(node: gs.Node) -> bool:
 
 
 def _scale(editor: Editor, stream: _Stream, norms: dict[int, list[_Norm]]) -> None:
+    for tensor in stream.given:
+        _give_back(editor, tensor)
     inside = {id(node) for node in stream.sums.values()}
     scaled: dict[int, gs.Tensor] = {}
     for node in stream.sums.values():
@@ -258,6 +263,22 @@ def _scale(editor: Editor, stream: _Stream, norms: dict[int, list[_Norm]]) -> No
         for reader in norm.readers:
             for index, tensor in enumerate(reader.inputs):
                 reader.inputs[index] = scaled.get(id(tensor), tensor)
+
+
+def _give_back(editor: Editor, tensor: gs.Tensor) -> None:
+    """Let an output of the graph have the size that it has without the factor, computed in fp32."""
+    node = producer(tensor)
+    assert node is not None
+    index = next(index for index, made in enumerate(node.outputs) if made is tensor)
+    inner = gs.Variable(editor.name(tensor.name), tensor.dtype, tensor.shape)
+    editor.facts.set(inner, editor.facts.of(tensor))
+    for reader in list(tensor.outputs):
+        for place, read in enumerate(reader.inputs):
+            if read is tensor:
+                reader.inputs[place] = inner
+    node.outputs[index] = inner
+    whole = editor.constant(np.array(1 / FACTOR, np.float32), "factor")
+    editor.wide.add(editor.node("Mul", [inner, whole], outputs=[tensor]).name)
 
 
 def _written(editor: Editor, tensor: gs.Tensor, inside: set[int], norms: dict[int, list[_Norm]]) -> gs.Tensor:

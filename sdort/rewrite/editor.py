@@ -44,6 +44,8 @@ class Editor:
         self.step = ""
         self.origins: dict[str, tuple[str, ...]] = {}
         self.layouts: dict[str, str] = {}
+        self.wide: set[str] = set()
+        """Names of nodes that stay in fp32 in a model that becomes fp16."""
         self._names: set[str] = set()
         self._facts: Facts | None = None
         self._positions: dict[int, int] = {}

@@ -76,6 +76,25 @@ def test_a_stream_beyond_65504_is_kept_small(name: str, embedding: str) -> None:
     assert np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max()
 
 
+@pytest.mark.parametrize("out", ["h1", "h2"])
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("target", ["cpu", "rocm", "migraphx"])
+def test_a_stream_that_goes_out_has_its_size(target: str, name: str, out: str) -> None:
+    """In the middle and at the end: as Qwen3's states, of which a denoiser reads those before the last layer."""
+    text, constants = encoder(name, "a table", f"  states = Identity ({out})")
+    text = text.replace("(float[p, q] y)", "(float[p, q] y, float[p, q] states)")
+    model, proto = load(text, constants, 23), parse(text, constants, 23)
+    feeds = feeds_for(proto, {})
+    wanted = run(proto, feeds)
+    optimize_model(model, OptimizeOptions(load_target(target), fp16=True))
+    found = stored.run(model, feeds)
+    assert np.abs(wanted[1]).max() > 65504
+    for ours, theirs in zip(found, wanted, strict=True):
+        assert ours.dtype == np.float32
+        assert np.isfinite(ours).all()
+        assert np.abs(ours - theirs).max() <= TOLERANCE * np.abs(theirs).max()
+
+
 @pytest.mark.parametrize("size", [1e-2, 1.0, 1e3])
 @pytest.mark.parametrize("embedding", EMBEDDED)
 @pytest.mark.parametrize("name", NORMS)

@@ -112,10 +112,8 @@ def test_a_summand_that_others_read_is_scaled_beside_them(case: tuple[str, str, 
 
 OUTSIDERS: dict[str, tuple[str, str, str]] = {
     "a function": ("k = Sigmoid (h)", "float[] y, float[] k", "Sigmoid 'Sigmoid.3' reads it"),
-    "the output": ("", "float[] y, float[] h", "the graph's output reads it"),
     "a function of a later sum": (f"h2 = Add (h, z)  k = {NORM} (h2, gamma)  e = Neg (h2)",
                                   "float[] y, float[] k, float[] e", "Neg 'Neg.5' reads it"),
-    "a later sum that goes out": ("h2 = Add (h, z)", "float[] y, float[] h2", "the graph's output reads it"),
     "a product": ("k = MatMul (h, w)", "float[] y, float[] k", "MatMul 'MatMul.3' reads it"),
 }  # fmt: skip
 
