@@ -2,69 +2,78 @@
 
 from __future__ import annotations
 
-import faulthandler
+import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.first_use import copy_of, replace_making
+from support.first_use import STAGES, copy_of, replace_making, strike
 
 import sdort
 from sdort.errors import OutputError, SdortError
 from sdort.exporter import open_source
-from sdort.files import staging
 from sdort.files.user_folders import models_folder
-from sdort.first_use import given_checkpoint, making
 from sdort.first_use.making_plan import Making
 from sdort.first_use.models import optimized_model
 from sdort.pipelines.model_cache import KEPT
 
 MAKING = Making(("unet",), "cpu")
-STAGES: dict[str, tuple[Any, str, bool]] = {
-    "before the download": (open_source, "run_worker", False),
-    "before it is read": (given_checkpoint, "file_digest", False),
-    "before it is opened": (making, "open_export", False),
-    "before it is fused": (making, "optimize_request", False),
-    "after it was fused": (making, "optimize_request", True),
-    "before its record": (making, "write_kept", False),
-    "before it is moved": (staging, "_swap", False),
-    "after it was moved": (staging, "_swap", True),
-}
-"""Where it ends: a module, a function of it, and whether that is done by then."""
 
 
-def strike(stage: str, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let a first use call ``act`` at a stage."""
-    module, name, after = STAGES[stage]
-    own = getattr(module, name)
+@dataclass(frozen=True)
+class FirstUse:
+    """A first use in a process of its own, which has imported nothing yet: a fork of this one, whose libraries have
+    threads, may find a lock that nobody gives back.
 
-    def struck(*given: Any, **options: Any) -> Any:
-        if not after:
-            act()
-        result = own(*given, **options)
-        if after:
-            act()
-        return result
+    Attributes:
+        model: what is used first.
+        snapshot: the folder of the stand-in for the hub.
+        stage: where it is killed.
+        told: gets a word when it makes the model, which takes a while then.
+        dies: it is killed there.
+    """
 
-    monkeypatch.setattr(module, name, struck)
+    model: str | Path
+    snapshot: Path | None = None
+    stage: str | None = None
+    told: Any = None
+    dies: bool = False
+
+    def start(self) -> Any:
+        context = multiprocessing.get_context("spawn")
+        process = context.Process(target=self.work, args=(dict(os.environ),))
+        process.start()
+        return process
+
+    def work(self, environment: dict[str, str]) -> None:
+        os.environ.update(environment)
+        replacing = pytest.MonkeyPatch()
+        if self.snapshot:
+            replacing.setattr(open_source, "run_worker", lambda *_: {"folder": str(self.snapshot)})
+        replace_making(replacing, self.fill)
+        if self.stage:
+            strike(self.stage, die, replacing)
+        optimized_model(self.model, MAKING)
+
+    def fill(self, source: Path, out: Path, request: Any) -> None:
+        if self.told:
+            self.told.send_bytes(b".")
+            time.sleep(0.3)
+        if self.dies:
+            die()
+        copy_of(source, out, request)
 
 
-def in_a_child(work: Callable[[], object]) -> int:
-    """The process that does some work; what it raises ends it."""
-    child = os.fork()
-    if not child:
-        try:
-            # A fork of many threads may find a lock that nobody gives back.
-            faulthandler.dump_traceback_later(60, exit=True, file=2)
-            work()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    return child
+def ended(process: Any) -> int:
+    """How a process ended, which takes no minute."""
+    process.join(60)
+    if process.exitcode is None:
+        process.kill()
+    return int(process.exitcode)
 
 
 def die() -> None:
@@ -88,13 +97,8 @@ def kept() -> list[str]:
 
 
 @pytest.mark.parametrize("stage", STAGES)
-def test_what_a_kill_leaves_is_told_and_the_next_run_removes_it(
-    stage: str, checkpoint: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as struck:
-        strike(stage, die, struck)
-        _, status = os.waitpid(in_a_child(lambda: optimized_model(checkpoint, MAKING)), 0)
-    assert os.WIFSIGNALED(status)
+def test_what_a_kill_leaves_is_told_and_the_next_run_removes_it(stage: str, checkpoint: str, tmp_path: Path) -> None:
+    assert ended(FirstUse(checkpoint, tmp_path / "snapshot", stage).start()) == -signal.SIGKILL
     entries = sdort.list_cache(["models"]).entries
     assert {entry.name for entry in entries} == set(kept())
     assert not any(entry.in_use for entry in entries)
@@ -130,30 +134,19 @@ def test_another_process_is_waited_for(
     dies: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What it made is taken; where it was killed, this one makes it."""
-    parent, (heard, told) = os.getpid(), os.pipe()
-
-    def fill(source: Path, out: Path, request: Any) -> None:
-        if os.getpid() != parent:
-            os.write(told, b".")
-            time.sleep(0.3)
-            if dies:
-                die()
-        copy_of(source, out, request)
-
-    made = replace_making(monkeypatch, fill)
+    heard, told = multiprocessing.get_context("spawn").Pipe(duplex=False)
+    made = replace_making(monkeypatch)
     file = tmp_path / "one.safetensors"
     file.write_bytes(b"one")
-    child = in_a_child(lambda: optimized_model(file, MAKING))
-    os.close(told)
-    assert os.read(heard, 1) == b"."  # nothing of a child that ended
+    other = FirstUse(file, told=told, dies=dies).start()
+    assert heard.poll(60)
     assert [entry.in_use for entry in sdort.list_cache(["models"]).entries] == [True] * 3
     folder = optimized_model(file, MAKING)
-    os.waitpid(child, 0)
+    assert ended(other) == (-signal.SIGKILL if dies else 0)
     assert "another sdort is making the same model: this one waits" in " ".join(capsys.readouterr().err.split())
     assert len(made.requests) == dies
     assert (folder / "of").read_bytes() == b"one"
     assert kept() == [folder.parent.name]
-    os.close(heard)
 
 
 def test_a_cache_that_cannot_be_written_is_told(

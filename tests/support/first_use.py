@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from sdort.first_use import making
+from sdort.exporter import open_source
+from sdort.files import staging
+from sdort.first_use import given_checkpoint, making
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.pipelines.manifest import write_listed_files
 
@@ -52,3 +54,32 @@ def replace_making(monkeypatch: pytest.MonkeyPatch, fill: Fill = copy_of) -> Mad
     monkeypatch.setattr(making, "open_export", opened)
     monkeypatch.setattr(making, "optimize_request", optimized)
     return made
+
+
+STAGES: dict[str, tuple[Any, str, bool]] = {
+    "before the download": (open_source, "run_worker", False),
+    "before it is read": (given_checkpoint, "file_digest", False),
+    "before it is opened": (making, "open_export", False),
+    "before it is fused": (making, "optimize_request", False),
+    "after it was fused": (making, "optimize_request", True),
+    "before its record": (making, "write_kept", False),
+    "before it is moved": (staging, "_swap", False),
+    "after it was moved": (staging, "_swap", True),
+}
+"""Where it ends: a module, a function of it, and whether that is done by then."""
+
+
+def strike(stage: str, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a first use call ``act`` at a stage."""
+    module, name, after = STAGES[stage]
+    own = getattr(module, name)
+
+    def struck(*given: Any, **options: Any) -> Any:
+        if not after:
+            act()
+        result = own(*given, **options)
+        if after:
+            act()
+        return result
+
+    monkeypatch.setattr(module, name, struck)
