@@ -26,6 +26,7 @@ from sdort.exporter.trace_cache import TraceCache
 from sdort.families.component_names import CONTROLS, DECODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.families.family import PENULTIMATE, Denoiser, Family
 from sdort.families.known_families import TOKENIZERS, family_of, family_of_class
+from sdort.families.text_models import TEXT_MODELS
 from sdort.files.model_folder import check_model_folder
 from sdort.graph.weights import Weight
 from sdort.pipelines.explain_path import no_diffusers_pipeline
@@ -357,10 +358,17 @@ def entry_of(index: Mapping[str, Any], folder: str) -> list[Any] | None:
     return entry if isinstance(entry, list) and len(entry) == 2 and entry[1] is not None else None
 
 
+def _of_family(source: Source, name: str, class_name: str) -> bool:
+    """Whether a text encoder's class is a kind of that which its place in the family has; true of other components."""
+    usual = next((each.class_name for each in source.family.encoders if each.component == name), class_name)
+    kinds = [TEXT_MODELS[each].model_type for each in (usual, class_name) if each in TEXT_MODELS]
+    return len(set(kinds)) < 2
+
+
 def _class_name(source: Source, name: str) -> str:
     entry = entry_of(source.index, FOLDERS[name])
     class_name = entry[1] if entry else None
-    if not exported_class(FOLDERS[name], class_name):
+    if not exported_class(FOLDERS[name], class_name) or not _of_family(source, name, str(class_name)):
         raise BadModelError(
             f"{source.name} has a {class_name} there, which sdort does not export",
             component=name,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection
 from importlib import import_module
 from pkgutil import iter_modules
@@ -80,12 +81,16 @@ def find_text_encoder(hints: Collection[str], *, pooled: bool) -> str:
 
     Args:
         hints: what it may be called; the first family's is meant where none is a text encoder's name.
-        pooled: whether it has a pooled output first, as an encoder of one name alone has, whatever it is called.
+        pooled: whether it has a pooled output first, as few encoders have: by another name it is what most families
+            call theirs.
     """
     every = [(family.denoiser.roles.pooled, encoder) for family in FAMILIES.values() for encoder in family.encoders]
     named = [encoder.component for _, encoder in every if encoder.component in hints]
     pooling = [encoder.component for role, encoder in every if role in encoder.conditioning]
-    return (pooling if pooled else [*named, every[0][1].component])[0]
+    if pooled:
+        called = [name for name in pooling if name in hints]
+        return (called or [Counter(pooling).most_common(1)[0][0]])[0]
+    return (named or [every[0][1].component])[0]
 
 
 def role_names(role: str) -> frozenset[str]:

@@ -4,8 +4,8 @@ T5's stream passes fp16's 65504 (https://github.com/huggingface/transformers/iss
 holds down. A root mean square norm does not see a factor of its input, but for its epsilon: x / 64 with epsilon / 64^2
 gives what x and epsilon give; nor does a LayerNormalization that reads such a stream too. So all that writes to the
 stream is scaled, weights before they are rounded: by a power of two, which is exact down to fp16's subnormal numbers,
-and costs nothing. A stream goes on in pieces of it, and where it is joined with another one. Where it is an output of the
-graph, as Qwen3's states before the last layer are, that gets its size back in fp32.
+and costs nothing. A stream goes on in pieces of it, and where it is joined with another one. Where it is an output of
+the graph, as Qwen3's states before the last layer are, that gets its size back in fp32.
 
 Of streams that layer norms alone read, those are scaled to which gated branches are added: Flux' and Stable Diffusion
 3's, which diffusers clips in fp16 (https://github.com/huggingface/diffusers/issues/9097).

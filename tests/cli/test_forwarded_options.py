@@ -67,7 +67,12 @@ NOT_FORWARDED = {
     "as_json", "verbose", "quiet", "help_all", "dry_run", "signature", "remove", "show_only", "diff", "exit_code",
     "placement", "model", "images", "out", "pipeline", "prompt", "source", "candidate", "path", "paths", "file",
 }  # fmt: skip
-NEEDED = {"certificate": ["--sign", "taken"], "io_fp16": ["--fp16"], "fp16_plan": ["--fp16"]}
+NEEDED = {
+    "certificate": ["--sign", "taken"],
+    "io_fp16": ["--fp16"],
+    "group": ["--weights", "int8"],
+    "fp16_plan": ["--fp16"],
+}
 """Option -> the words without which it means nothing."""
 NOT_PLANNED = {"sdort_ops", "check", "expect", "allow_misses", "explain", "report", "sign", "certificate"}
 """Options of ``sdort optimize`` and ``export`` of which a plan does not depend."""
@@ -94,7 +99,9 @@ def words_of(option: click.Parameter) -> tuple[list[str], Any]:
         choice = next(each for each in reversed(kind.choices) if each != option.default)
         return [name, choice], (choice,) if option.multiple else choice
     if isinstance(kind, Whole):
-        number = {"opset": 20, "height": 96, "width": 96, "clip_skip": 2, "tile": 96}.get(option.name or "", 9)
+        number = {"opset": 20, "height": 96, "width": 96, "clip_skip": 2, "tile": 96, "group": 64}.get(
+            option.name or "", 9
+        )
         return [name, str(number)], number
     if isinstance(kind, Real):
         return [name, "0.5" if option.name != "hires" else "1.5"], 0.5 if option.name != "hires" else 1.5

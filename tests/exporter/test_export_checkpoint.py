@@ -388,7 +388,7 @@ def test_missing_parts(checkpoint: Path, run: Callable[..., Path]) -> None:
     ("change", "message"),
     [
         ({"text_encoder": ["transformers", "T5EncoderModel"]}, "a T5EncoderModel there"),
-        ({"unet": ["diffusers", "CLIPTextModel"]}, "a CLIPTextModel there"),
+        ({"text_encoder": ["diffusers", "UNet2DConditionModel"]}, "a UNet2DConditionModel there"),
         ({"vae": ["diffusers", ["AutoencoderKL"]]}, r"vae is \[\"diffusers\", \[\"Autoen.*not null or a list of 2"),
     ],
 )
@@ -401,9 +401,12 @@ def test_foreign_architectures(
 
 
 def test_foreign_pipelines(tmp_path: Path) -> None:
-    index = {"_class_name": "FluxPipeline", "transformer": ["diffusers", "FluxTransformer2DModel"]}
+    index = {"_class_name": "PixArtSigmaPipeline", "transformer": ["diffusers", "PixArtTransformer2DModel"]}
     (tmp_path / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(BadModelError, match="is a FluxPipeline without a UNet"):
+    with pytest.raises(
+        BadModelError,
+        match=r"is a PixArtSigmaPipeline with a transformer \(PixArtTransformer2DModel\), which sdort does not",
+    ):
         export(str(tmp_path), tmp_path / "out")
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 from support import tiny_refiner, without
 from support.adapter_files import make_lora
 from support.alive_sessions import in_turn
-from support.pipelines import Exported, export_family, locked, trace_folder
+from support.pipelines import Exported, edit_index, export_family, locked, trace_folder
 from support.relisted import relist
 
 import sdort
@@ -257,6 +257,7 @@ def test_what_does_not_go_together_is_refused(base: Exported, refiner: Path, tmp
     scaled = changed(refiner, tmp_path / "scaled", "vae_decoder/config.json", scaling_factor=0.5)
     v = changed(refiner, tmp_path / "v", "scheduler/scheduler_config.json", prediction_type="v_prediction")
     other = Path(shutil.copytree(base.out, tmp_path / "sd1", ignore=shutil.ignore_patterns("text_encoder_2")))
+    edit_index(other, text_encoder_2=None)
     relist(other)
     refuse(base.out, UsageError, "is of Stable Diffusion 1.x and 2.x, and .* of SDXL: their latents", refiner=other)
     refuse(base.out, UsageError, "has another scaling factor than .*: 0.5 and 0.13025", refiner=scaled)

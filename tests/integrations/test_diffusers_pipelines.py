@@ -401,7 +401,7 @@ def test_tokens_that_an_encoder_does_not_have(ids: torch.Tensor, message: str, f
         encoder(ids)
 
 
-@pytest.mark.parametrize("name", ["unet", "vae_decoder", "text_encoder_3"])
+@pytest.mark.parametrize("name", ["unet", "vae_decoder", "text_encoder_4"])
 def test_a_component_that_is_no_text_encoder_is_refused(name: str, family: Any) -> None:
     with pytest.raises(UsageError, match=f"no text encoder {name!r}(.|\n)*text_encoder and text_encoder_2"):
         load_text_encoder(family("sd1").folder, name, provider="cpu")

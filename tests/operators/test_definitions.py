@@ -43,6 +43,8 @@ class Form:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     operations: int | None = None
     """Arithmetic operations for an element of the first output; None where that is no part of the form."""
+    bytes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Dims of the inputs of uint8."""
 
     def __str__(self) -> str:
         settings = " ".join(f"{name}={value}" for name, value in self.attributes.items())
@@ -63,7 +65,10 @@ def defined(name: str, call: Call, feeds: Inputs) -> list[Array]:
     body = operator.definition(call)
     assert body is not None
     node = helper.make_node("Defined", list(call.inputs), list(call.outputs), domain="test")
-    inputs = [helper.make_tensor_value_info(n, TensorProto.FLOAT, values.shape) for n, values in feeds.items()]
+    inputs = [
+        helper.make_tensor_value_info(n, helper.np_dtype_to_tensor_dtype(values.dtype), values.shape)
+        for n, values in feeds.items()
+    ]
     graph = helper.make_graph([node], "g", inputs, [helper.make_empty_tensor_value_info(n) for n in call.outputs])
     opsets = [helper.make_opsetid(domain, version) for domain, version in (("", 18), (MICROSOFT, 1), ("test", 1))]
     function = parse_function("test", "Defined", call.signature, body, 18)
@@ -160,6 +165,7 @@ def forms() -> list[Form]:
         *group_norms(),
         *convolutions(),
         *products(),
+        *products_of_integers(),
         *attentions(),
     ]
 
@@ -412,6 +418,31 @@ def products() -> list[Form]:
     return found
 
 
+def products_of_integers() -> list[Form]:
+    """Two rows of bytes beside each other, the lower halves first, in groups of which the last is not full."""
+
+    def halves(stored: Array, bits: int) -> Array:
+        return stored if bits == 8 else np.stack([stored % 16, stored // 16], -1).reshape(*stored.shape[:-1], -1)
+
+    found = []
+    for bits, group, columns, zeros in ((8, 16, 32, False), (8, 16, 40, True), (4, 16, 40, False), (4, 16, 40, True)):
+        groups, rows = -(-columns // group), 6
+
+        def multiply(a: Inputs, bits: int = bits, columns: int = columns, groups: int = groups) -> dict[str, Array]:
+            zero = np.full((6, groups), 2.0 ** (bits - 1))
+            if "zero_points" in a:
+                zero = halves(a["zero_points"].reshape(6, -1), bits)[:, :groups]
+            values = (halves(a["B"], bits) - zero[..., None]) * a["scales"].reshape(6, groups, 1)
+            return {"Y": a["A"] @ values.reshape(6, -1)[:, :columns].T}
+
+        stored: dict[str, tuple[int, ...]] = {"B": (rows, groups, group * bits // 8)}
+        stored |= {"zero_points": (rows * -(-groups * bits // 8),)} if zeros else {}
+        settings = {"K": columns, "N": rows, "bits": bits, "block_size": group}
+        floats = {"A": (2, 5, columns), "scales": (rows * groups,)}
+        found.append(Form("com.microsoft.MatMulNBits", floats, multiply, settings, 2 * columns, stored))
+    return found
+
+
 def attentions() -> list[Form]:
     found = []
     q, k, v = {"query": (2, 5, 12)}, {"key": (2, 7, 12)}, {"value": (2, 7, 15)}
@@ -462,8 +493,10 @@ def test_every_form_computes_its_formula(name: str) -> None:
     for number, form in enumerate(each for each in FORMS if each.operator == name):
         rng = np.random.default_rng(number)
         feeds = {n: rng.standard_normal(shape).astype(np.float32) for n, shape in form.inputs.items()}
+        feeds |= {n: rng.integers(0, 256, shape, np.uint8) for n, shape in form.bytes.items()}
         wanted = form.formula({n: values.astype(np.float64) for n, values in feeds.items()})
-        call = call_of(name, {n: Fact(FLOAT, s) for n, s in form.inputs.items()}, tuple(wanted), form.attributes)
+        facts = {n: Fact(values.dtype, values.shape) for n, values in feeds.items()}
+        call = call_of(name, facts, tuple(wanted), form.attributes)
         operator = load_operators()[name.rpartition(".")[0], name.rpartition(".")[2]]
         inferred = dict(zip(operator.outputs, operator.infer(call), strict=False))
         for output, found in zip(call.outputs, defined(name, call, feeds), strict=True):
@@ -795,7 +828,7 @@ def test_operators_of_one_kind() -> None:
             "SkipLayerNormalization", "SkipSimplifiedLayerNormalization", *(name[6:] for name in MODULATED),
         },
         "CONVOLUTION": {"FusedConv", "NhwcConv", "NhwcFusedConv"},
-        "PRODUCT": {"FusedMatMul"},
+        "PRODUCT": {"FusedMatMul", "MatMulNBits"},
         "ACTIVATION": {"BiasGelu", "BiasSplitGelu", "FastGelu", "Gelu", "QuickGelu", "RotaryEmbedding", *SPLIT},
         "SUM": {"BiasAdd", "GatedSum", "InterleavePhases"},
     }  # fmt: skip
@@ -813,7 +846,7 @@ def test_what_reads_float32_adds_up_and_scales() -> None:
     }  # fmt: skip
     assert {each.qualified_name: each.factors for each in every if each.factors} == {
         "com.microsoft.Attention": ("weights",), "com.microsoft.FusedConv": ("W",),
-        "com.microsoft.FusedMatMul": ("A", "B"),
+        "com.microsoft.FusedMatMul": ("A", "B"), "com.microsoft.MatMulNBits": ("A", "scales"),
         "com.microsoft.NhwcConv": ("W",), "com.microsoft.NhwcFusedConv": ("W",),
         "com.microsoft.SimplifiedLayerNormalization": ("scale",),
         "com.microsoft.SkipSimplifiedLayerNormalization": ("gamma",),

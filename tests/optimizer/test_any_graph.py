@@ -90,8 +90,8 @@ def report(result: Result) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "place",
     [
-        "transformer/model.onnx",
-        "text_encoder_3/model.onnx",
+        "prior/model.onnx",
+        "text_encoder_4/model.onnx",
         "projection/model.onnx",
         "image_projection/model_fp16.onnx",
         "vae/model.onnx",
@@ -123,7 +123,7 @@ def test_of_many_the_first_are_told_and_counted(call: Callable[..., Result], sou
 
 
 def test_a_folder_with_nothing_else(call: Callable[..., Result], tmp_path: Path) -> None:
-    path = write(tmp_path / "only" / "transformer" / "model.onnx")
+    path = write(tmp_path / "only" / "prior" / "model.onnx")
     result = call(given=tmp_path / "only")
     assert result.exit_code == 3
     assert f"{path} is no diffusion component: it maps hidden" in result.stderr
@@ -132,14 +132,14 @@ def test_a_folder_with_nothing_else(call: Callable[..., Result], tmp_path: Path)
 
 def test_several_models_of_which_none_is_the_folders(call: Callable[..., Result], source: Path, tmp_path: Path) -> None:
     for name in ("first", "second"):
-        write(source / "transformer" / f"{name}.onnx")
+        write(source / "prior" / f"{name}.onnx")
     result = call()
     assert result.exit_code == 3
     assert "several models (first.onnx, second.onnx) and no model.onnx" in result.stderr
     assert "--any-graph" in result.stderr
     assert call("--any-graph").exit_code == 0
     assert models(tmp_path / "out") == {
-        "text_encoder/model.onnx", "transformer/first.onnx", "transformer/second.onnx"
+        "text_encoder/model.onnx", "prior/first.onnx", "prior/second.onnx"
     }  # fmt: skip
 
 
@@ -176,18 +176,18 @@ def test_files_that_are_not_copied_are_told(call: Callable[..., Result], source:
 def test_a_folder_that_cannot_be_read_is_told(
     call: Callable[..., Result], source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (source / "transformer").mkdir()
+    (source / "prior").mkdir()
     real = os.scandir
 
     def scan(place: Any) -> Any:
-        if os.fspath(place).endswith("transformer"):
+        if os.fspath(place).endswith("prior"):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), place)
         return real(place)
 
     monkeypatch.setattr(os, "scandir", scan)  # root may read everything
     result = call()
     assert result.exit_code == 3
-    assert f"cannot read {source / 'transformer'}: Permission denied" in result.stderr
+    assert f"cannot read {source / 'prior'}: Permission denied" in result.stderr
 
 
 # ---- asked for ----

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_weights_in_memory_are_computed() -> None:
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float16])
 @pytest.mark.parametrize("curve", ["Exp", "Log", "Sin", "Cos", "Tan", "Tanh", "Sigmoid", "Pow"])
-def test_curves_are_rounded_once(curve: str, dtype: type) -> None:
+def test_curves_are_rounded_once(curve: str, dtype: Any) -> None:
     """numpy's own float32 is an ulp off in four of ten values of Exp."""
     values = (np.arange(1, 201) / 37).astype(dtype)
     power = ", third" if curve == "Pow" else ""

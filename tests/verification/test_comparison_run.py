@@ -166,7 +166,7 @@ def test_references_are_those_named_or_recorded(
 
 def test_the_precision_of_every_component_that_takes_part(monkeypatch: Patch) -> None:
     dtypes = {"fast text_encoder": "float32", "fast unet": "float16", "fast vae_decoder": "bfloat16"}
-    monkeypatch.setattr(MODULE, "stored_dtype", dtypes.__getitem__)
+    monkeypatch.setattr(MODULE, "coarsest_dtype", dtypes.__getitem__)
     monkeypatch.setattr(MODULE, "is_emulated", lambda graph, configuration: graph == "fast vae_decoder")
     every = {name.removeprefix("fast "): precision(dtype, CPU) for name, dtype in dtypes.items()}
     for components, images, named in (
