@@ -265,6 +265,12 @@ class Dequantized(Weight):
         values *= self._along(self.scale)
         return convert(values, self.dtype)
 
+    def pieces(self, row: int = 1) -> Iterator[Array]:
+        if self.zero is not None or math.prod(self.scale.shape) != 1:
+            return split(self.load(), row)
+        scale = self.scale.load().astype(np.float32).reshape(())
+        return (convert(piece.astype(np.float32) * scale, self.dtype) for piece in self.operand.pieces(row))
+
     def _along(self, vector: Weight) -> Array:
         size = [1] * len(self.shape)
         if math.prod(vector.shape) != 1:

@@ -40,6 +40,7 @@ def stored(folder: Path, array: Array, offset: int = 24) -> Stored:
     return Stored(folder / "weights.bin", offset, array.shape, array.dtype)
 
 
+SCALES = np.arange(1, 7, dtype=np.float32) / 3
 SUMS = [[1, 0, 0, 1], [0, 0, 1, 0], [0, -2, 0, 0], [0, 0, 0, 1]]
 Build = Callable[[Weight], Weight]
 EXPRESSIONS: list[tuple[Build, Array]] = [
@@ -56,6 +57,8 @@ EXPRESSIONS: list[tuple[Build, Array]] = [
     (lambda w: Cast(Cast(w, ml_dtypes.bfloat16), np.float32), BASE.astype(ml_dtypes.bfloat16).astype(np.float32)),
     (lambda w: Scaled(w, 0.3), BASE * np.float32(0.3)),
     (lambda w: Scaled(Cast(w, np.float16), 0.3), (BASE.astype(np.float16) * np.float32(0.3)).astype(np.float16)),
+    (lambda w: Dequantized(w, Inline(np.array([0.3], np.float32)), None, 0), BASE * np.float32(0.3)),
+    (lambda w: Dequantized(w, Inline(SCALES), None, 0), BASE * SCALES[:, None, None]),
     (lambda w: Concatenated([w, Scaled(w, 2)], 0), np.concatenate([BASE, BASE * 2])),
     (lambda w: Concatenated([w, Scaled(w, 2)], -1), np.concatenate([BASE, BASE * 2], 2)),
     (lambda w: Combined(w, 1, SUMS), np.stack([BASE[:, 0] + BASE[:, 3], BASE[:, 2], -2 * BASE[:, 1], BASE[:, 3]], 1)),
@@ -134,6 +137,7 @@ def test_scalars_and_tensors_without_elements(tmp_path: Path, shape: tuple[int, 
     [
         lambda w: Cast(w, np.float16),
         lambda w: Transposed(Cast(Reshaped(w, (4096, 512, 2)), np.float16), (0, 2, 1)),
+        lambda w: Dequantized(w, Inline(np.array([0.3], np.float32)), None, 0),
         lambda w: Concatenated([Scaled(w, 2), Cast(Cast(w, np.float16), np.float32)], 0),
     ],
 )
