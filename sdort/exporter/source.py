@@ -359,7 +359,10 @@ def entry_of(index: Mapping[str, Any], folder: str) -> list[Any] | None:
 
 
 def _of_family(source: Source, name: str, class_name: str) -> bool:
-    """Whether a text encoder's class is a kind of that which its place in the family has; true of other components."""
+    """Whether a text encoder's class is a kind of that which its place in the family has; true of other components, and
+    where no denoiser tells the family."""
+    if source.denoiser is None:
+        return True
     usual = next((each.class_name for each in source.family.encoders if each.component == name), class_name)
     kinds = [TEXT_MODELS[each].model_type for each in (usual, class_name) if each in TEXT_MODELS]
     return len(set(kinds)) < 2
