@@ -31,8 +31,8 @@ from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.unets.unet_2d_condition import UNet2DConditionModel
 from measuring import Arguments, in_turns
 
-from sdort.checkpoints.clip_tokenizer import LENGTH
 from sdort.demo.shapes import SHAPES
+from sdort.families.family import CHUNK
 from sdort.integrations.torch_operators import replace
 from sdort.integrations.torch_operators.launching import serves
 
@@ -67,7 +67,7 @@ def unet_inputs(args: argparse.Namespace, batch: int) -> dict[str, Any]:
     inputs: dict[str, Any] = {
         "sample": draw(batch, 4, side, side).to(memory_format=torch.channels_last),
         "timestep": torch.tensor([500], device=args.device),
-        "encoder_hidden_states": draw(batch, LENGTH, config["cross_attention_dim"]),
+        "encoder_hidden_states": draw(batch, CHUNK, config["cross_attention_dim"]),
     }
     if "addition_embed_type" in config:
         pooled = config["projection_class_embeddings_input_dim"] - 6 * config["addition_time_embed_dim"]

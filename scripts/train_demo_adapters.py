@@ -28,9 +28,9 @@ from safetensors.torch import save_file
 from tour_images import edges
 from train_demo_model import descend, diffusion_loss, optimizer, parameters
 
-from sdort.checkpoints.clip_tokenizer import LENGTH
 from sdort.demo import DEMO_FOLDER
 from sdort.demo.scenes import BACKGROUNDS, RGB
+from sdort.families.family import CHUNK
 
 SEED = 16
 RANK = 4
@@ -76,7 +76,7 @@ class Training:
         self.unet = self._load(diffusers.UNet2DConditionModel, "unet")
         self.scheduler = diffusers.DDIMScheduler.from_pretrained(DEMO_FOLDER / "scheduler")
         vocabulary = json.loads((DEMO_FOLDER / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))
-        self.sampler = Sampler(vocabulary, LENGTH, self.device, SEED, **colours)
+        self.sampler = Sampler(vocabulary, CHUNK, self.device, SEED, **colours)
 
     def _load(self, kind: Any, folder: str) -> Any:
         model = kind.from_pretrained(DEMO_FOLDER / folder, torch_dtype=torch.float32)

@@ -28,9 +28,9 @@ from measuring import Arguments
 from safetensors.torch import load_file, save_file
 from torch.nn.functional import l1_loss, mse_loss
 
-from sdort.checkpoints.clip_tokenizer import LENGTH
 from sdort.demo.random_pipeline import published_names
 from sdort.demo.tokenizer import write_tokenizer
+from sdort.families.family import CHUNK
 
 SEED = 20
 WIDTH = 128
@@ -56,7 +56,7 @@ TEXT: dict[str, Any] = {
     "intermediate_size": 4 * WIDTH,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "max_position_embeddings": LENGTH,
+    "max_position_embeddings": CHUNK,
     "hidden_act": "quick_gelu",
     "projection_dim": WIDTH,
 }
@@ -103,7 +103,7 @@ class Training:
         out: Path = arguments.out
         size = write_tokenizer(out / "tokenizer", learn_merges(caption_words()))
         vocabulary = json.loads((out / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))
-        self.sampler = Sampler(vocabulary, LENGTH, self.device, SEED)
+        self.sampler = Sampler(vocabulary, CHUNK, self.device, SEED)
         torch.manual_seed(SEED)
         tokens = {"vocab_size": size, "bos_token_id": size - 2, "eos_token_id": size - 1, "pad_token_id": size - 1}
         self.vae = self._place(diffusers.AutoencoderKL(**VAE))

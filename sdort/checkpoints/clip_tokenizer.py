@@ -6,10 +6,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from sdort.families.family import BOS, EOS
-
-LENGTH = 77
-"""Tokens of a prompt, with its begin and end."""
+from sdort.families.family import BOS, CHUNK, EOS
 
 
 def write_clip_tokenizer(folder: Path, merges: Sequence[str], pad: str = EOS) -> int:
@@ -32,7 +29,7 @@ def write_clip_tokenizer(folder: Path, merges: Sequence[str], pad: str = EOS) ->
     (folder / "merges.txt").write_text("\n".join(["#version: 0.2", *merges]) + "\n", encoding="utf-8")
     specials = {"bos_token": BOS, "eos_token": EOS, "unk_token": EOS, "pad_token": pad}
     (folder / "special_tokens_map.json").write_text(json.dumps(specials, indent=2), encoding="utf-8")
-    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": LENGTH, "do_lower_case": True, **specials}
+    config = {"tokenizer_class": "CLIPTokenizer", "model_max_length": CHUNK, "do_lower_case": True, **specials}
     (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2), encoding="utf-8")
     return len(entries)
 

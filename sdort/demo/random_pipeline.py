@@ -97,10 +97,10 @@ def _weights(
     stored = model.state_dict().keys()
     for place, module in model.named_modules():
         # Tables of positions are buffers: noise as large as their sines are does as well.
-        buffers = [each for each in module.named_buffers(recurse=False) if f"{place}.{each[0]}" in stored]
-        for name, parameter in [*module.named_parameters(recurse=False), *buffers]:
+        buffers = {name: each for name, each in module.named_buffers(recurse=False) if f"{place}.{name}" in stored}
+        for name, parameter in {**dict(module.named_parameters(recurse=False)), **buffers}.items():
             values = np.empty(tuple(parameter.shape), dtype)
-            bound = np.float32(1) if (name, parameter) in buffers else _bound(module, name)
+            bound = np.float32(1) if name in buffers else _bound(module, name)
             if bound is None:
                 values.fill(name == "weight")
             else:

@@ -1,8 +1,15 @@
-"""Latents of Flux.1's autoencoder, which other families have too."""
+"""Flux.1's autoencoder, which other families have too: its latents and its config."""
 
 from __future__ import annotations
 
-from sdort.families.family import Latents
+from sdort.families.family import Config, Latents
+
+FLUX_VAE: Config = {
+    "scaling_factor": 0.3611,
+    "shift_factor": 0.1159,
+    "use_quant_conv": False,
+    "use_post_quant_conv": False,
+}
 
 FLUX_LATENTS = Latents(
     scaling_factor=0.3611,

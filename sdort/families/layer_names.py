@@ -10,6 +10,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
+TRANSFORMER_PREFIXES = ("lora_transformer_", "transformer_", "lora_unet_", "diffusion_model_")
+"""Beginnings of the names of a transformer's modules in LoRA files: kohya's, diffusers', and ComfyUI's."""
+
 _NUMBER = re.compile(r"\.(\d+)\.")
 _ANY = "{}"
 """Stands in names of a table for the number of a block."""

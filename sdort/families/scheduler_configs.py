@@ -45,7 +45,7 @@ EDM_VAE: Config = {
     "latents_std": [8.4927, 5.9022, 6.5498, 5.2299],
 }
 FLOW: Config = {"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0}
-"""Of stable-diffusion-3.5-medium and -large."""
+"""Of stable-diffusion-3.5-medium and -large, and of Z-Image-Turbo."""
 FLOW_BY_TOKENS: Config = {
     "_class_name": "FlowMatchEulerDiscreteScheduler",
     "num_train_timesteps": 1000,

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
@@ -20,11 +19,10 @@ import numpy.typing as npt
 from sdort.graph.float16 import convert
 from sdort.graph.pieces import gather
 from sdort.graph.signature import Array
-from sdort.graph.weights import Transposed, Weight, _Unary
+from sdort.graph.weights import Transposed, Unary, Weight
 
 
-@dataclass(frozen=True)
-class GroupFormat:
+class GroupFormat(NamedTuple):
     """How a matrix is stored.
 
     Attributes:
@@ -51,13 +49,27 @@ class GroupFormat:
         return rows * (groups * self.group * self.bits // 8 + groups * scale_bytes + zeros)
 
 
+class Levels(NamedTuple):
+    """The levels of the groups of some rows.
+
+    Attributes:
+        values: the rows in groups, fp32, [rows, groups, group]; the last group is filled up with zeros.
+        scales: [rows, groups], in the dtype in which they are stored.
+        zeros: uint8, [rows, groups]: the integers of 0.
+    """
+
+    values: Array
+    scales: Array
+    zeros: Array
+
+
 class Groups(NamedTuple):
     """Rows in integers.
 
     Attributes:
         integers: uint8, [rows, groups, group].
-        scales: [rows, groups], in the dtype in which they are stored.
-        zeros: uint8, [rows, groups]: the integers of 0.
+        scales: as of :class:`Levels`.
+        zeros: likewise.
     """
 
     integers: Array
@@ -65,13 +77,8 @@ class Groups(NamedTuple):
     zeros: Array
 
 
-def quantize(rows: Array, form: GroupFormat, scale_dtype: npt.DTypeLike) -> Groups:
-    """Round rows to the nearest levels of their groups.
-
-    Args:
-        rows: floats, [rows, columns].
-        scale_dtype: in which scales are stored; integers are those of the scales as they are stored.
-    """
+def levels_of(rows: Array, form: GroupFormat, scale_dtype: npt.DTypeLike) -> Levels:
+    """Choose the levels of rows [rows, columns] of floats."""
     groups = form.groups(rows.shape[1])
     filled = np.zeros((len(rows), groups * form.group), np.float32)
     filled[:, : rows.shape[1]] = rows
@@ -84,11 +91,21 @@ def quantize(rows: Array, form: GroupFormat, scale_dtype: npt.DTypeLike) -> Grou
         low, high = np.minimum(values.min(axis=2), 0), np.maximum(values.max(axis=2), 0)
         spans = (high - low) / top
         zeros = np.rint(-low / np.where(spans > 0, spans, 1)).astype(np.uint8)
-    scales = convert(spans, scale_dtype)
+    return Levels(values, convert(spans, scale_dtype), zeros)
+
+
+def quantize(rows: Array, form: GroupFormat, scale_dtype: npt.DTypeLike) -> Groups:
+    """Round rows to the nearest levels of their groups.
+
+    Args:
+        rows: floats, [rows, columns].
+        scale_dtype: in which scales are stored; integers are those of the scales as they are stored.
+    """
+    values, scales, zeros = levels_of(rows, form, scale_dtype)
     # A group whose scale is too small to be stored is zero.
     steps = convert(scales, np.float32)[..., None]
-    levels = np.divide(values, steps, out=np.zeros_like(values), where=steps > 0)
-    integers = np.clip(np.rint(levels) + zeros[..., None], 0, top).astype(np.uint8)
+    places = np.divide(values, steps, out=np.zeros_like(values), where=steps > 0)
+    integers = np.clip(np.rint(places) + zeros[..., None], 0, 2**form.bits - 1).astype(np.uint8)
     return Groups(integers, scales, zeros)
 
 
@@ -102,13 +119,13 @@ def pack(integers: Array, bits: int) -> Array:
     return packed
 
 
-class _Part(_Unary):
+class _Part(Unary):
     """A part of what a matrix ``operand``, [rows, columns], is in integers; rows are computed as they are written."""
 
     def __init__(
         self, operand: Weight, form: GroupFormat, scale_dtype: npt.DTypeLike, row: Sequence[int], dtype: npt.DTypeLike
     ) -> None:
-        self.bits, self.group, self.scale_dtype = form.bits, form.group, np.dtype(scale_dtype)
+        self.form, self.scale_dtype = form, np.dtype(scale_dtype)
         self.row = math.prod(row)
         shape = (operand.shape[0], *row) if len(row) > 1 else (operand.shape[0] * self.row,)
         super().__init__(operand, shape, dtype)
@@ -118,12 +135,11 @@ class _Part(_Unary):
 
     def pieces(self, row: int = 1) -> Iterator[Array]:
         columns = self.operand.shape[1]
-        form = GroupFormat(self.bits, self.group)
         for piece in self.operand.pieces(columns * (math.lcm(row, self.row) // self.row)):
-            part = self._part(quantize(piece.reshape(-1, columns), form, self.scale_dtype))
-            yield np.ascontiguousarray(part).reshape(-1)
+            yield np.ascontiguousarray(self._part(piece.reshape(-1, columns))).reshape(-1)
 
-    def _part(self, groups: Groups) -> Array:
+    def _part(self, rows: Array) -> Array:
+        """The part of rows [rows, columns]."""
         raise NotImplementedError
 
 
@@ -134,8 +150,8 @@ class Integers(_Part):
         row = form.groups(operand.shape[1]), form.group * form.bits // 8
         super().__init__(operand, form, scale_dtype, row, np.uint8)
 
-    def _part(self, groups: Groups) -> Array:
-        return pack(groups.integers, self.bits)
+    def _part(self, rows: Array) -> Array:
+        return pack(quantize(rows, self.form, self.scale_dtype).integers, self.form.bits)
 
 
 class Scales(_Part):
@@ -144,8 +160,8 @@ class Scales(_Part):
     def __init__(self, operand: Weight, form: GroupFormat, scale_dtype: npt.DTypeLike) -> None:
         super().__init__(operand, form, scale_dtype, (form.groups(operand.shape[1]),), scale_dtype)
 
-    def _part(self, groups: Groups) -> Array:
-        return groups.scales
+    def _part(self, rows: Array) -> Array:
+        return levels_of(rows, self.form, self.scale_dtype).scales
 
 
 class ZeroPoints(_Part):
@@ -155,8 +171,8 @@ class ZeroPoints(_Part):
         row = -(-form.groups(operand.shape[1]) * form.bits // 8)
         super().__init__(operand, form, scale_dtype, (row,), np.uint8)
 
-    def _part(self, groups: Groups) -> Array:
-        return pack(groups.zeros, self.bits)
+    def _part(self, rows: Array) -> Array:
+        return pack(levels_of(rows, self.form, self.scale_dtype).zeros, self.form.bits)
 
 
 def turned(matrix: Weight) -> Weight:

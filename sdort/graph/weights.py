@@ -114,7 +114,9 @@ class Absent(Weight):
         )
 
 
-class _Unary(Weight):
+class Unary(Weight):
+    """A weight that is computed from one other, ``operand``."""
+
     def __init__(self, operand: Weight, shape: Sequence[int], dtype: npt.DTypeLike) -> None:
         super().__init__(shape, dtype)
         self.operand = operand
@@ -124,7 +126,7 @@ class _Unary(Weight):
         return (self.operand,)
 
 
-class Transposed(_Unary):
+class Transposed(Unary):
     """``operand`` with its axes permuted; ``shape[i] = operand.shape[perm[i]]``."""
 
     def __init__(self, operand: Weight, perm: Sequence[int]) -> None:
@@ -160,7 +162,7 @@ class Transposed(_Unary):
             yield contiguous(view[start : start + step]).reshape(-1)
 
 
-class Reshaped(_Unary):
+class Reshaped(Unary):
     """``operand`` with the same elements in another shape."""
 
     def __init__(self, operand: Weight, shape: Sequence[int]) -> None:
@@ -175,7 +177,7 @@ class Reshaped(_Unary):
         return self.operand.pieces(row)
 
 
-class Cast(_Unary):
+class Cast(Unary):
     """``operand`` rounded to ``dtype`` (to nearest, ties to even; overflow becomes infinity)."""
 
     def __init__(self, operand: Weight, dtype: npt.DTypeLike) -> None:
@@ -188,7 +190,7 @@ class Cast(_Unary):
         return (convert(piece, self.dtype) for piece in self.operand.pieces(row))
 
 
-class Scaled(_Unary):
+class Scaled(Unary):
     """``operand`` times a scalar, rounded once to its own dtype."""
 
     def __init__(self, operand: Weight, factor: float) -> None:
@@ -204,7 +206,7 @@ class Scaled(_Unary):
         return (convert(convert(piece, wide) * factor, self.dtype) for piece in self.operand.pieces(row))
 
 
-class Combined(_Unary):
+class Combined(Unary):
     """Linear combinations of an operand's slices along ``axis``: ``result[r] = sum(matrix[r][c] * operand[c])``.
 
     Summed in float64, in the order of ``c``, and rounded once to the operand's dtype.

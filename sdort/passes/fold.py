@@ -124,12 +124,12 @@ def _evaluate(editor: Editor, node: gs.Node) -> Array | None:
 def _evaluated(node: bytes, feeds: tuple[Feed, ...], opset: int) -> Array | None:
     arrays = {name: np.frombuffer(data, dtype).reshape(shape) for name, dtype, shape, data in feeds}
     proto = onnx.NodeProto.FromString(node)
-    narrow = arrays["input_0"].dtype if proto.op_type in CURVED and "input_0" in arrays else None
-    if narrow in (np.float32, np.float16):
-        arrays = {name: each.astype(np.float64) if each.dtype.kind == "f" else each for name, each in arrays.items()}
-    values = evaluate_nodes([proto], arrays, opset)
-    if values is not None and narrow in (np.float32, np.float16):
-        values = values.astype(narrow)
+    if proto.op_type in CURVED and arrays["input_0"].dtype in (np.float32, np.float16):
+        wide = {name: each.astype(np.float64) if each.dtype.kind == "f" else each for name, each in arrays.items()}
+        values = evaluate_nodes([proto], wide, opset)
+        values = None if values is None else values.astype(arrays["input_0"].dtype)
+    else:
+        values = evaluate_nodes([proto], arrays, opset)
     if values is not None:
         values.flags.writeable = False  # every caller gets the same
     return values

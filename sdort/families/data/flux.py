@@ -8,9 +8,9 @@ from typing import Any
 
 from sdort.errors import BadModelError
 from sdort.families.family import LAST, Config, Denoiser, Encoder, Family, GraphOptions, PlainText, Roles, Shapes
-from sdort.families.flux_latents import FLUX_LATENTS
+from sdort.families.flux_latents import FLUX_LATENTS, FLUX_VAE
 from sdort.families.graph_tensor import GraphSignature, GraphTensor, size_of
-from sdort.families.layer_names import Layer, LayerNames, alike, fused, swapped
+from sdort.families.layer_names import TRANSFORMER_PREFIXES, Layer, LayerNames, alike, fused, swapped
 from sdort.families.scheduler_configs import FLOW_BY_TOKENS
 from sdort.families.tensor_shapes import count_of, head_size, shape_of
 from sdort.families.text_models import T5
@@ -200,7 +200,7 @@ FAMILY = Family(
         distilled=True,
         patch=_SIDE,
         packed=True,
-        adapter_prefixes=("lora_transformer_", "lora_unet_", "transformer_", "diffusion_model_"),
+        adapter_prefixes=TRANSFORMER_PREFIXES,
         layers=LAYERS,
         config_of=config_of,
     ),
@@ -232,6 +232,6 @@ FAMILY = Family(
     scheduler=FLOW_BY_TOKENS,
     scheduler_of=lambda config: FLOW_BY_TOKENS if _is_dev(config) else _SCHNELL,
     schedule={"timestep_spacing": "trailing"},
-    vae={"scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False, "use_post_quant_conv": False},
+    vae=FLUX_VAE,
     holds=lambda shapes: shapes.keys() >= _MARKS,
 )

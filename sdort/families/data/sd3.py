@@ -21,7 +21,7 @@ from sdort.families.family import (
     Shapes,
 )
 from sdort.families.graph_tensor import GraphSignature, GraphTensor, size_of
-from sdort.families.layer_names import Layer, LayerNames, alike, fused, swapped
+from sdort.families.layer_names import TRANSFORMER_PREFIXES, Layer, LayerNames, alike, fused, swapped
 from sdort.families.scheduler_configs import FLOW
 from sdort.families.tensor_shapes import count_of, head_size, shape_of
 from sdort.families.text_models import PROJECTED_CLIP, T5
@@ -194,7 +194,7 @@ FAMILY = Family(
         without_effect=frozenset({"sample_size"}),
         patch=_SIDE,
         largest=lambda config: config.get("pos_embed_max_size"),
-        adapter_prefixes=("lora_transformer_", "transformer_", "lora_unet_", "diffusion_model_"),
+        adapter_prefixes=TRANSFORMER_PREFIXES,
         layers=LAYERS,
         config_of=config_of,
     ),

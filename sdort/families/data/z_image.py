@@ -17,9 +17,10 @@ from sdort.families.family import (
     Roles,
     Shapes,
 )
-from sdort.families.flux_latents import FLUX_LATENTS
+from sdort.families.flux_latents import FLUX_LATENTS, FLUX_VAE
 from sdort.families.graph_tensor import GraphSignature, GraphTensor, size_of
-from sdort.families.layer_names import LayerNames, alike, fused
+from sdort.families.layer_names import TRANSFORMER_PREFIXES, LayerNames, alike, fused
+from sdort.families.scheduler_configs import FLOW
 from sdort.families.tensor_shapes import count_of, head_size, shape_of
 from sdort.families.text_models import QWEN3
 
@@ -237,7 +238,7 @@ FAMILY = Family(
         guidance_base=1.0,
         patch=_SIDE,
         largest=lambda config: min(config.get("axes_lens", (0,))[1:], default=None),
-        adapter_prefixes=("lora_transformer_", "transformer_", "lora_unet_", "diffusion_model_"),
+        adapter_prefixes=TRANSFORMER_PREFIXES,
         layers=LAYERS,
         config_of=config_of,
     ),
@@ -262,8 +263,8 @@ FAMILY = Family(
     pipelines={None: "ZImagePipeline"},
     schedule={"timestep_spacing": "trailing"},
     usual=lambda config: (8, 0.0),
-    scheduler={"_class_name": "FlowMatchEulerDiscreteScheduler", "num_train_timesteps": 1000, "shift": 3.0},
-    vae={"scaling_factor": 0.3611, "shift_factor": 0.1159, "use_quant_conv": False, "use_post_quant_conv": False},
+    scheduler=FLOW,
+    vae=FLUX_VAE,
     # Lumina 2 has all of it but the token that fills up prompts.
     holds=lambda shapes: shapes.keys() >= {"cap_pad_token", f"{_EMBEDDER}.weight", f"{_FINAL}.linear.weight"},
 )

@@ -23,7 +23,7 @@ from sdort.verification.bisection.search import Divergence, find_divergence
 from sdort.verification.bisection.subgraph import extract_subgraph, nodes_between, source_values
 from sdort.verification.bisection.tensor_pairs import GraphPair, TensorPair, run_graph, tolerance_share
 from sdort.verification.component_comparison import Comparison
-from sdort.verification.limits import Tolerance
+from sdort.verification.limits import PRECISIONS, Tolerance
 from sdort.workload.judgement import magnitude
 
 FUSION, CAST, NODE, SUM, RUNTIME = "fusion", "cast", "node", "sum of errors", "runtime"
@@ -183,7 +183,7 @@ def _message(
 
 def _precision(graphs: GraphPair) -> str:
     model = graphs.graph(graphs.candidate)
-    return {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}[stored_dtype(model)]
+    return PRECISIONS[stored_dtype(model)]
 
 
 def _describe_steps(steps: StepComparison, kind: str, precision: str) -> str:
