@@ -73,7 +73,7 @@ class Point:
 
 @dataclass(frozen=True)
 class PatchPoints:
-    """What patches give each other.
+    """Exchange of a cut graph: all that its patches give each other.
 
     Attributes:
         patches: how many there are.
@@ -342,7 +342,7 @@ class _Cutter:
         return str(maker.input[0])
 
     def _joined(self, nodes: list[onnx.NodeProto], node: onnx.NodeProto, name: str) -> str:
-        """What a norm in channels last sums up or joins before it normalizes; of one sample all of it broadcasts."""
+        """The tensor that a norm in channels last normalizes, joined and summed up: of one sample all of it broadcasts."""
         read = dict(enumerate(map(str, node.input)))
         x, added = read[0], {"SkipGroupNorm": (3, 4), "BiasGroupNorm": (3,)}.get(node.op_type, ())
         if node.domain == OWN_DOMAIN and node.op_type == "GroupNorm":
