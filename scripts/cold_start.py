@@ -86,6 +86,8 @@ def work(args: argparse.Namespace) -> int:
     phases: Any = import_module("sdort.machine.phases")
     with tempfile.TemporaryDirectory() as folder, phases.counted() as counted:
         with phases.phase("imports"):
+            probe: Any = import_module("sdort.runtime.probe")
+            probe.probe_ahead(provider=args.provider, device_id=0, devices=None)
             command: Any = import_module("sdort.first_use.command")
         result = command.run(
             args.pipeline, "a photograph of a red fox in the snow", provider=args.provider, steps=args.steps, seed=1,

@@ -112,7 +112,7 @@ def choose_memory(
     free = free_memory(provider.vendor, device_id)
     if free is None or not planned:
         return NORMAL
-    whole = max(_whole_bytes(folder, plan, images, provider, free) for plan, images in planned)
+    whole = max(whole_bytes(folder, plan, images, provider, free) for plan, images in planned)
     if whole <= free:
         return NORMAL
     low = max(low_bytes(folder, plan, images, provider, free) for plan, images in planned)
@@ -125,7 +125,7 @@ def choose_memory(
     return LOW
 
 
-def _whole_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, free: int) -> int:
+def whole_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, free: int) -> int:
     """An estimate in bytes of a run without a refiner, whose UNet may take the place of the other one."""
     opened = used_components(folder, plan.request)
     weights = weight_bytes(folder, opened) + control_weights(plan.request) + opening_bytes(provider, len(opened))

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import ctypes
 import io
-from contextlib import redirect_stdout
+from contextlib import redirect_stdout, suppress
 from functools import cache
 from pathlib import Path
+from threading import Lock, Thread
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,11 @@ def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
     """The reason why ``provider`` cannot be used here and what to do about it; None when a session on it works."""
     if provider.is_fallback:
         return None
-    return _why_not(provider.name, options.device_id)
+    with _one_at_a_time:  # who comes second finds what the first one found
+        return _why_not(provider.name, options.device_id)
+
+
+_one_at_a_time = Lock()
 
 
 @cache
@@ -169,6 +174,23 @@ def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tu
         if refused := _why_not(provider.name, number):
             raise ProviderError(f"--devices: {provider.name} cannot use GPU {number}: {refused}")
     return provider, reason
+
+
+def probe_ahead(**asked: Any) -> None:
+    """Begin to load the libraries of a provider in a thread, for which the process does not wait at its end.
+
+    :func:`choose_provider` then finds them loaded, or waits for this thread; it says what is wrong with them.
+
+    Args:
+        asked: those of :class:`RuntimeOptions` that choose a provider and a device.
+    """
+
+    def probe() -> None:
+        with suppress(Exception):
+            choose_provider(RuntimeOptions(**asked, fallback=True))
+
+    if asked["provider"] != CPU.name:  # which has nothing to load
+        Thread(target=probe, name="sdort-probe-ahead", daemon=True).start()
 
 
 def _first_that_loads(options: RuntimeOptions) -> tuple[Provider, str | None]:

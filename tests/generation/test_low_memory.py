@@ -236,7 +236,7 @@ def test_a_run_takes_low_memory_by_itself_and_says_so(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     opened = open_folder(folder)
-    whole = low_memory._whole_bytes(opened, plan_request(opened, Request("a", steps=1)), 1, CPU, 10**9)
+    whole = low_memory.whole_bytes(opened, plan_request(opened, Request("a", steps=1)), 1, CPU, 10**9)
     for module in (low_memory, memory_need):
         # Too little by less than the estimate may be wrong: who asks for all at once gets that.
         monkeypatch.setattr(module, "free_memory", lambda *_: int(whole / 1.1))
