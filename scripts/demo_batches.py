@@ -54,11 +54,36 @@ def is_held_out_pair(first: tuple[Any, Any], relation: Any, second: tuple[Any, A
     return held(first, relation, second) | held(second, relation ^ 1, first)
 
 
+@dataclass(frozen=True)
+class Frame:
+    """How a text encoder reads a caption: the tokens around its words, and how a word is written as one."""
+
+    before: tuple[str, ...]
+    after: tuple[str, ...]
+    padding: str = "<|endoftext|>"
+    first: str = "{}</w>"
+    """The caption's first word."""
+    word: str = "{}</w>"
+    """Each of the others."""
+
+
+CLIP = Frame(("<|startoftext|>",), ("<|endoftext|>",))
+CHAT = Frame(
+    ("<|im_start|>", "user", "\u010a"),
+    ("<|im_end|>", "\u010a", "<|im_start|>", "assistant", "\u010a"),
+    first="{}",
+    word="\u0120{}",
+)
+"""Qwen3's template, byte for byte: \u010a is the end of a line and \u0120 a space."""
+
+
 class Sampler:
     """Draws random scenes of the demo's world, held-out ones never.
 
     Args:
         vocabulary: token ids; every word of the captions must be one token.
+        length: tokens of a caption with its frame and padding; none has more than 16 words.
+        frame: how captions are read.
         colours, backgrounds: how the named colours of shapes and of backgrounds look.
     """
 
@@ -68,17 +93,21 @@ class Sampler:
         length: int,
         device: str,
         seed: int,
+        frame: Frame = CLIP,
         colours: dict[str, tuple[int, int, int]] = RGB,
         backgrounds: dict[str, tuple[int, int, int]] = BACKGROUNDS,
     ) -> None:
         self.device = device
         self.length = length
-        self.bos, self.eos = vocabulary["<|startoftext|>"], vocabulary["<|endoftext|>"]
         self.random = torch.Generator(device).manual_seed(seed)
-        self._vocabulary = vocabulary
+        self._vocabulary, self._frame = vocabulary, frame
+        self.padding = vocabulary[frame.padding]
+        self._before, self._after = (self._ids(part) for part in (frame.before, frame.after))
         self._bank = self._masks()
         self._colours, self._backgrounds = self._palette(colours), self._palette(backgrounds)
         self._articles = self._phrases(["a", "an"])
+        self._firsts = torch.arange(len(vocabulary), device=device)
+        self._firsts[self._articles[:, 0]] = self._ids([frame.first.format(word) for word in ("a", "an")])
         self._sizes = self._phrases(["", *SIZES])
         self._names = self._phrases([*RGB]), self._phrases([*SHAPES])
         cells = [POSITIONS[row, column] for row in ROWS for column in COLUMNS]
@@ -149,13 +178,18 @@ class Sampler:
         return self._pack(torch.zeros((1, 1), dtype=torch.long, device=self.device))[0]
 
     def _pack(self, words: Tensor) -> Tensor:
-        """Begin token, the words without the gaps (0), and end tokens for the rest."""
+        """The words without the gaps (0) in their frame, and padding for the rest."""
         order = torch.argsort((words == 0).long(), dim=1, stable=True)
         words = torch.gather(words, 1, order)
-        ids = torch.full((len(words), self.length), self.eos, device=self.device)
-        ids[:, 0] = self.bos
-        ids[:, 1 : words.shape[1] + 1] = torch.where(words == 0, self.eos, words)
-        return ids
+        count = (words != 0).sum(1, keepdim=True)
+        first, most = len(self._before), max(int(count.max()), 1)
+        ids = torch.full((len(words), self.length), self.padding, device=self.device)
+        ids[:, :first] = self._before
+        ids[:, first : first + most] = words[:, :most]
+        ids[:, first] = self._firsts[words[:, 0]]
+        behind = first + count + torch.arange(len(self._after), device=self.device)
+        ids = torch.where(torch.arange(self.length, device=self.device) < first + count, ids, self.padding)
+        return ids.scatter(1, behind, self._after.expand(len(ids), -1))
 
     def _thing(self, scenes: Scenes, index: int) -> list[Tensor]:
         size, colour = scenes.size[:, index], scenes.colour[:, index]
@@ -209,9 +243,12 @@ class Sampler:
 
     def _phrases(self, phrases: Sequence[str]) -> Tensor:
         """Token ids [phrases, words], 0 where a phrase has fewer words. (Id 0 is "!", which no phrase has.)"""
-        rows = [[self._vocabulary[f"{word}</w>"] for word in phrase.split()] for phrase in phrases]
+        rows = [[self._vocabulary[self._frame.word.format(word)] for word in phrase.split()] for phrase in phrases]
         width = max(map(len, rows))
         return torch.tensor([row + [0] * (width - len(row)) for row in rows], device=self.device)
+
+    def _ids(self, tokens: Sequence[str]) -> Tensor:
+        return torch.tensor([self._vocabulary[token] for token in tokens], device=self.device)
 
     def _palette(self, names: dict[str, tuple[int, int, int]]) -> Tensor:
         return torch.tensor(list(names.values()), dtype=torch.float32, device=self.device)

@@ -1,4 +1,4 @@
-"""The demo model's vocabulary: byte-pair merges learned from the words of its captions."""
+"""The demo models' vocabularies: byte-pair merges learned from the words of their captions."""
 
 from __future__ import annotations
 
@@ -17,9 +17,20 @@ def caption_words() -> list[str]:
     return sorted({word for phrase in (*phrases, *names, *grounds) for word in phrase.split()})
 
 
-def learn_merges(words: list[str]) -> list[str]:
-    """Pairs to join, in their order, until every word is one token: the most frequent pair first."""
-    pieces = [[*word[:-1], f"{word[-1]}</w>"] for word in words]
+def chat_words() -> list[str]:
+    """Every word of a caption in Qwen3's chat template, at its beginning and behind a space (\u0120), sorted."""
+    words = caption_words()
+    return sorted({*words, *(f"\u0120{word}" for word in words), "user", "assistant"})
+
+
+def learn_merges(words: list[str], end: str = "</w>") -> list[str]:
+    """Pairs to join, in their order, until every word is one token: the most frequent pair first.
+
+    Args:
+        words: all that shall be one token.
+        end: what CLIP's tokenizers write behind the last letter of a word; Qwen3's write nothing.
+    """
+    pieces = [[*word[:-1], f"{word[-1]}{end}"] for word in words]
     merges = []
     while any(len(piece) > 1 for piece in pieces):
         pairs = Counter(pair for piece in pieces for pair in pairwise(piece))

@@ -22,7 +22,7 @@ import diffusers
 import numpy as np
 import torch
 import transformers
-from demo_batches import Sampler
+from demo_batches import CLIP, Sampler
 from measuring import Arguments
 from safetensors.torch import save_file
 from tour_images import edges
@@ -76,7 +76,7 @@ class Training:
         self.unet = self._load(diffusers.UNet2DConditionModel, "unet")
         self.scheduler = diffusers.DDIMScheduler.from_pretrained(DEMO_FOLDER / "scheduler")
         vocabulary = json.loads((DEMO_FOLDER / "tokenizer" / "vocab.json").read_text(encoding="utf-8"))
-        self.sampler = Sampler(vocabulary, CHUNK, self.device, SEED, **colours)
+        self.sampler = Sampler(vocabulary, CHUNK, self.device, SEED, CLIP, **colours)
 
     def _load(self, kind: Any, folder: str) -> Any:
         model = kind.from_pretrained(DEMO_FOLDER / folder, torch_dtype=torch.float32)

@@ -202,7 +202,20 @@ def normalize_latents(training: Training) -> None:
     back.weight *= ratio[None, :, None, None]
 
 
-def encode_batch(training: Training, count: int) -> tuple[Any, Any]:
+class Scenery(Protocol):
+    """What pictures and captions are made with, and what for."""
+
+    arguments: argparse.Namespace
+    device: str
+    started: float
+    sampler: Sampler
+    vae: Any
+
+    def half(self) -> AbstractContextManager[Any]:
+        """bf16 for what bears it."""
+
+
+def encode_batch(training: Scenery, count: int) -> tuple[Any, Any]:
     """Latents [count, 4, 16, 16], not scaled, and caption ids [count, 77] of new scenes."""
     scenes = training.sampler.scenes(count)
     images = training.sampler.images(scenes).contiguous(memory_format=torch.channels_last)
@@ -211,8 +224,8 @@ def encode_batch(training: Training, count: int) -> tuple[Any, Any]:
     return moments[:, :4].contiguous(), training.sampler.captions(scenes)
 
 
-def make_data(training: Training) -> tuple[Any, Any]:
-    """The UNet's data on the device: scaled latents in fp16, and ids."""
+def make_data(training: Scenery) -> tuple[Any, Any]:
+    """The denoiser's data on the device: scaled latents in fp16, and ids."""
     scale, count = training.vae.config.scaling_factor, min(2048, training.arguments.scenes)
     batches = [encode_batch(training, count) for _ in range(training.arguments.scenes // count)]
     latents = torch.cat([(latents * scale).half() for latents, _ in batches])
@@ -345,7 +358,7 @@ def save_pipeline(training: Training, out: Path) -> None:
     write_tokenizer(out / "tokenizer", learn_merges(caption_words()))
 
 
-def say(training: Training, line: str) -> None:
+def say(training: Scenery, line: str) -> None:
     print(f"{time.monotonic() - training.started:7.1f} s  {line}", flush=True)
 
 

@@ -43,7 +43,7 @@ def make_random(name: str, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with quiet_libraries(), torch.device("meta"):
         models = _models(shape)
-    configs = {part: _config(model) for part, model in models.items()}
+    configs = {part: stored_config(model) for part, model in models.items()}
     scheduler = shape.scheduler or shape.family.scheduler
     write_pipeline_files(shape.family, shape.variant, configs, scheduler, folder, shape.merges)
     for each in shape.family.encoders:
@@ -84,7 +84,8 @@ def _models(shape: Shape) -> dict[str, torch.nn.Module]:
     return models
 
 
-def _config(model: Any) -> dict[str, Any]:
+def stored_config(model: Any) -> dict[str, Any]:
+    """The ``config.json`` of a model of diffusers or transformers."""
     if isinstance(model, transformers.PreTrainedModel):
         return {**model.config.to_diff_dict(), "architectures": [type(model).__name__]}
     return {"_class_name": type(model).__name__, **model.config}

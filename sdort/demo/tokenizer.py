@@ -33,11 +33,12 @@ MERGES = (
 )
 
 
-def write_letters(folder: Path, plain: PlainText) -> None:
+def write_letters(folder: Path, plain: PlainText, merges: Sequence[str] = ()) -> None:
     """Write the files of a tokenizer of plain text that knows single letters, as transformers saves it.
 
     Args:
         plain: how the encoder reads prompts: with a chat template as Qwen3's tokenizer, without one as T5's.
+        merges: pairs that Qwen3's tokenizer joins, in their order.
     """
     need_packages("transformers", what="a tokenizer of plain text")
     import transformers
@@ -47,7 +48,9 @@ def write_letters(folder: Path, plain: PlainText) -> None:
     made: Any = getattr(transformers, plain.tokenizer)
     if plain.before:
         letters = sorted(ByteLevel.alphabet())
-        tokenizer = made(vocab={letter: number for number, letter in enumerate(letters)}, merges=[])
+        pairs = [tuple(merge.split()) for merge in merges]
+        tokens = [*letters, *("".join(pair) for pair in pairs)]
+        tokenizer = made(vocab={token: number for number, token in enumerate(tokens)}, merges=pairs)
         tokenizer.add_tokens([AddedToken(token, special=True) for token in ("<|im_start|>", "<|im_end|>")])
         tokenizer.chat_template = _TEMPLATE
     else:

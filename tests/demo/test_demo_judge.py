@@ -77,10 +77,41 @@ def test_captions_are_tokenized_as_the_tokenizer_does(sampler: Any, tmp_path: Pa
     assert tokenizer("", padding="max_length").input_ids == sampler.empty().tolist()
 
 
+def test_captions_are_tokenized_as_qwens_tokenizer_does(sampler: Any, tmp_path: Path) -> None:
+    """With the chat template, and padding behind it."""
+    from demo_batches import CHAT, Sampler
+    from demo_words import chat_words, learn_merges
+
+    from sdort.demo.tokenizer import write_letters
+    from sdort.families.data.z_image import FAMILY
+    from sdort.generation.prompts.plain_tokenizer import PlainTokenizer
+
+    plain = FAMILY.encoders[0].plain
+    assert plain
+    write_letters(tmp_path, plain, learn_merges(chat_words(), end=""))
+    tokenizer = PlainTokenizer(tmp_path, plain)
+    whole = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary = {**whole["model"]["vocab"], **{each["content"]: each["id"] for each in whole["added_tokens"]}}
+    chat = Sampler(vocabulary, 24, "cpu", seed=3, frame=CHAT)
+    clip = Sampler(sampler._vocabulary, 77, "cpu", seed=3)
+    texts, ids = _texts(sampler, clip.captions(clip.scenes(500))), chat.captions(chat.scenes(500))
+    assert max(len(text.split()) for text in texts) == 16
+    found = []
+    for row in [*ids.tolist(), chat.empty().tolist()]:
+        read = [number for number in row if number != tokenizer.padding]
+        assert len(read) < 25
+        assert row == [*read, *[tokenizer.padding] * (24 - len(read))]
+        text = tokenizer.text(read).removeprefix(plain.before).removesuffix(plain.after)
+        assert tokenizer.row(text).ids == tuple(read)
+        assert len(read) == len(text.split()) + 8
+        found.append(text)
+    assert found == [*texts, ""]
+
+
 def _texts(sampler: Any, ids: Any) -> list[str]:
     """Captions from the vocabulary alone."""
-    words = {index: entry.removesuffix("</w>") for entry, index in sampler._vocabulary.items()}
-    return [" ".join(words[int(each)] for each in row if int(each) not in (sampler.bos, sampler.eos)) for row in ids]
+    words = {index: entry.removesuffix("</w>") for entry, index in sampler._vocabulary.items() if "|" not in entry}
+    return [" ".join(words[int(each)] for each in row if int(each) in words) for row in ids]
 
 
 # Wrong pictures

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from click.testing import CliRunner
 from PIL import Image
 from safetensors.numpy import load_file
@@ -34,6 +35,7 @@ from sdort.cli import cli
 from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import ProviderError
 from sdort.generation.denoising.adapted_weights import AdapterPlan
+from sdort.generation.schedules.image_noise import SeededNormal
 from sdort.optimizer.command import optimize
 from sdort.runtime import session as sessions
 from sdort.runtime.replaced_weights import ReplacedWeights
@@ -487,6 +489,34 @@ def test_training_of_the_demos_lora(run: Run, tmp_path: Path, monkeypatch: pytes
     names = load_file(out)
     assert len(names) % 3 == 0
     assert any(np.any(values) for name, values in names.items() if name.endswith("lora_up.weight"))
+
+
+def test_training_of_the_demo_transformer(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three steps so large that the words matter: what it draws is what diffusers' pipeline draws of what it saves."""
+    import train_demo_transformer
+    from diffusers import ZImagePipeline
+
+    prompts, out, drawn = (
+        ["a red star on navy", "a blue ring left of a pink square"],
+        tmp_path / "out",
+        tmp_path / "a.png",
+    )
+    monkeypatch.setattr(train_demo_transformer, "held_out", lambda: prompts)
+    monkeypatch.setattr(train_demo_transformer.Clock, "steps", lambda _: iter(range(3)))
+    monkeypatch.setattr(train_demo_transformer.Clock, "rate", lambda _: 1.0)
+    words = {"out": out, "sheet": drawn, "device": "cpu", "width": 48, "head": 16, "layers": 1, "text-width": 64}
+    words |= {"batch": 4, "scenes": 8, "steps": 2, "guidance": 2, "rate": 0.3, "decay": 0, "prompts": 2}
+    arguments = [each for name, value in words.items() for each in (f"--{name}", value)]
+    assert run("train_demo_transformer", *arguments) == 0
+    with Image.open(drawn) as picture:
+        found = [np.asarray(picture)[2:66, left : left + 64].astype(float) for left in (2, 70)]
+    noise = np.stack([SeededNormal(seed).draw((4, 16, 16)) for seed in range(2)])
+    wanted = ZImagePipeline.from_pretrained(out)(
+        [*prompts], 64, 64, 2, guidance_scale=2.0, latents=torch.from_numpy(noise), output_type="np"
+    ).images
+    assert np.abs(found[0] - found[1]).mean() > 1
+    assert np.abs(np.stack(found) - 255 * wanted).max() < 1
+    assert run("train_demo_transformer", *arguments) == 2  # the folder is not empty
 
 
 def test_damaged_graphs(run: Run, capfd: pytest.CaptureFixture[str]) -> None:
