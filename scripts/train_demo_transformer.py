@@ -175,9 +175,21 @@ class Captioned:
         return torch.where(self._words, self._transformer.cap_embedder(states), self._transformer.cap_pad_token)
 
 
-def encode(text: Any, ids: Any) -> Any:
-    """The states [batch, tokens, width] that the transformer reads; causal, so that padding changes none before it."""
-    return text(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states[-2]
+def reader(text: Any) -> Any:
+    """A text encoder without its last layer and norm, on the same weights: its output are the states that are read."""
+    short = copy.copy(text)
+    short._modules = {**text._modules, "layers": text.layers[:-1], "norm": torch.nn.Identity()}
+    return short
+
+
+def encode(read: Any, ids: Any) -> Any:
+    """The states [batch, tokens, width] that the transformer reads; causal, so that padding changes none before it.
+
+    Args:
+        read: of :func:`reader`.
+        ids: token ids, [batch, tokens].
+    """
+    return read(input_ids=ids, use_cache=False).last_hidden_state
 
 
 def predict(transformer: Any, latents: Any, levels: Any, states: Any, words: Any) -> Any:
@@ -210,7 +222,7 @@ def train(training: Training) -> None:
         weights, arguments.rate, betas=(0.9, 0.99), weight_decay=0.01, fused=device.startswith("cuda")
     )
     latents, ids = make_data(training)
-    empty, velocity, read = training.sampler.empty(), training.faster(predict), training.faster(encode)
+    empty, velocity, read = training.sampler.empty(), training.faster(predict), training.faster(reader(training.text))
     step, best, next_score = 0, -1, training.started + 60 * arguments.score_every
     clock = Clock(training.end)
     rate = torch.optim.lr_scheduler.LambdaLR(adam, lambda _: clock.rate())
@@ -223,7 +235,7 @@ def train(training: Training) -> None:
         noisy = torch.lerp(images, noise, levels[:, None, None, None])
         words = (captions != training.sampler.padding)[:, :, None]
         with training.half():
-            made = velocity(training.transformer, noisy, levels, read(training.text, captions), words)
+            made = velocity(training.transformer, noisy, levels, encode(read, captions), words)
         loss = mse_loss(made.float(), noise - images)
         descend(loss, adam, rate, models)
         torch._foreach_lerp_(averages, weights, 1 - min(arguments.decay, (step + 1) / (step + 10)))
@@ -310,7 +322,7 @@ def draw(
     device, count = training.device, len(prompts)
     rows = [training.tokenizer.row(prompt).ids for prompt in (*prompts, *[""] * count * (guidance > 0))]
     ids = torch.tensor([[*row, *[training.tokenizer.padding] * (LENGTH - len(row))] for row in rows], device=device)
-    states, words = encode(text, ids), (ids != training.tokenizer.padding)[:, :, None]
+    states, words = encode(reader(text), ids), (ids != training.tokenizer.padding)[:, :, None]
     shape = transformer.config.in_channels, SIDE, SIDE
     noise = np.stack([SeededNormal(seed + place).draw(shape) for place in range(count)])
     latents = torch.from_numpy(noise).to(device)
