@@ -1,4 +1,7 @@
-"""The memory of a run whose models are loaded in turn: that of its largest group of sessions, not of all together."""
+"""The memory of a run whose models are loaded in turn: that of its largest group of sessions, not of all together.
+
+What a denoiser makes of timesteps is made, and its weights are freed, before its steps.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from sdort.generation.latents.decode import planner_of
 from sdort.generation.memory_need import (
     MARGIN,
     case_bytes,
+    closed_bytes,
     control_bytes,
     control_weights,
     encodes,
@@ -48,6 +52,8 @@ def low_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: 
         group: weight_bytes(folder, names) + opening_bytes(provider, len(names)) for group, names in groups.items()
     }
     own = [stage for stage in plan.stages if not stage.refines]
+    if len(own) == 1:  # another pass has another schedule
+        found[DENOISING] -= closed_bytes(folder, request)
     found[DENOISING] += control_weights(request)
     found[DENOISING] += max(_denoising(folder, request, together, stage, provider) for stage in own)
     left = max(free - found[PICTURES], 0)
@@ -80,7 +86,8 @@ def _refining(folder: PipelineFolder, plan: RequestPlan, together: int, provider
         texts = [name for name in refiner.needed if name not in (refiner.denoiser, DECODER)]
         yield weight_bytes(refiner, texts) + opening_bytes(provider, len(texts))
         denoising = _denoising(refiner, plan.request, together, plan.stages[-1], provider)
-        yield weight_bytes(refiner, [refiner.denoiser]) + opening_bytes(provider, 1) + denoising
+        weights = weight_bytes(refiner, [refiner.denoiser]) - closed_bytes(refiner, plan.request)
+        yield weights + opening_bytes(provider, 1) + denoising
 
 
 def refuse_low(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, device_id: int) -> None:

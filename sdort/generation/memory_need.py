@@ -25,6 +25,7 @@ from sdort.generation.requests.refiner import open_refiner
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.stages import Stage, plan_stages
 from sdort.machine.gpus import free_memory
+from sdort.onnx_io.check_tensors import tensor_nbytes
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
@@ -157,6 +158,20 @@ def weight_bytes(folder: PipelineFolder, components: Collection[str]) -> int:
     """Bytes of the files of components, each counted once."""
     folders = {folder.models[name].parent for name in components}
     return sum(_folder_bytes(place) for place in folders)
+
+
+def closed_bytes(folder: PipelineFolder, request: Request) -> int:
+    """Bytes of a denoiser's weights that are not in memory during its steps, where its parts open in turn: what
+    depends on the timestep alone."""
+    if request.lora:  # weights that change stay
+        return 0
+    split = split_file(folder.file(folder.denoiser))
+    if split is None or split.time is None:
+        return 0
+    parts = [part for part in (split.step, split.prompt) if part]
+    kept = {tensor.name for part in parts for tensor in part.graph.initializer}
+    closed = [tensor for tensor in split.time.graph.initializer if tensor.name not in kept]
+    return sum(tensor_nbytes(tensor, folder.denoiser) for tensor in closed)
 
 
 def _folder_bytes(folder: Path) -> int:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, TypeVar
 import numpy as np
 
 from sdort.console import detail, progress, say
-from sdort.errors import ParityError
+from sdort.errors import ParityError, SdortError
 from sdort.families.component_names import DECODER, ENCODER, IMAGE_ENCODER, SAFETY_CHECKER
 from sdort.generation.denoising.adapted_weights import AdapterPlan, RunningAdapters, is_adaptable, remark_inputs
 from sdort.generation.denoising.device_loop import Loop
@@ -257,10 +257,19 @@ class TextToImage:
         on_step: Callable[[float], None],
     ) -> Iterator[DenoisedBatch]:
         """The batches after a stage."""
-        recurrence = self._recurrence(request, stage)
+
+        def stack(batch: DenoisedBatch) -> StepConditions:
+            return StepConditions([conditions[number] for number in batch.numbers])
+
+        recurrence, later = self._recurrence(request, stage), list[tuple[int, StepConditions]]()
+        if self.one_group:
+            begun = list(begun)
+            later = [(len(batch.seeds), stack(batch)) for batch, _ in begun]
         for batch, begin in begun:
-            stacked = StepConditions([conditions[number] for number in batch.numbers])
-            denoise_batch = partial(self._denoise_batch, request, stage, recurrence, stacked, begin, batch.source)
+            stacked, later = stack(batch), later[1:]
+            denoise_batch = partial(
+                self._denoise_batch, request, stage, recurrence, stacked, begin, batch.source, following=later
+            )
             yield replace(batch, latents=self._denoised(denoise_batch, batch.source, on_step))
 
     def _gathered(self, parts: Iterable[T]) -> Iterable[T]:
@@ -477,8 +486,31 @@ class TextToImage:
             session = guard.reopened(SessionPlace(path, component, self.provider, None), own) if guard else None
             if session is None:
                 session, refused = open_or_fall_back(path, component, self.provider, own)
+        session.opening = partial(self.openings.step_of, component)
+        self._note_fallback(refused)
+        return session
+
+    def _note_fallback(self, refused: str | None) -> None:
+        """Remember why a component is elsewhere."""
         if refused and refused not in (self.fallback or ""):
             self.fallback = "; ".join(filter(None, [self.fallback, refused]))
+
+    def _fall_back(self, denoiser: Session, refusal: SdortError) -> Session:
+        """The denoiser on the CPU, where the provider refuses its step, which opened last.
+
+        Raises:
+            SdortError: the refusal, where options do not allow that.
+        """
+
+        def refuse() -> Session:
+            raise refusal
+
+        place, options = denoiser.place, denoiser.options
+        self._close_unet()
+        session, refused = open_or_fall_back(place.path, self.denoiser, place.provider, options, refuse)
+        self._note_fallback(refused)
+        self.sessions[self.denoiser] = session
+        self.adapters.renew()
         return session
 
     def _larger(self, latents: Array, request: Request, stage: Stage, seeds: list[ImageSeed]) -> Start:
@@ -586,6 +618,14 @@ class TextToImage:
             unet = self._opened(self.denoiser)
             if vars(self).get("loop") is None or self.loop.unet is not unet:
                 self.loop = Loop(unet)
+            try:
+                return list(denoise_batch(advance))
+            except SdortError as error:
+                if unet.is_open:
+                    raise
+                refusal = error
+            self.loop = Loop(self._fall_back(unet, refusal))
+            source.restore(state)
             return list(denoise_batch(advance))
 
         latents = self._guarded(self.denoiser, again, list)
@@ -771,8 +811,13 @@ class TextToImage:
         start: Start,
         source: NoiseSource,
         on_step: Callable[[float], None],
+        following: Sequence[tuple[int, StepConditions]] = (),
     ) -> Array:
-        """Denoised latents [images, channels, height / factor, width / factor], fp32."""
+        """Denoised latents [images, channels, height / factor, width / factor], fp32.
+
+        Args:
+            following: images and conditioning of the batches that come then.
+        """
         if self.one_group and stage not in self._running[1]:
             self._running[1].append(stage)
         factor, guidance = self.folder.vae_factor, self.guidance(request)
@@ -785,7 +830,10 @@ class TextToImage:
             remark_on_shares(self.loop.unet, batch.samples)
         previews = self._previews(request, stage, guidance, source.seeds)
         controls = self._controls(request, stage)
-        if recurrence is None or not self.loop.fits(recurrence, batch):
+        on_device = recurrence is not None and self.loop.fits(recurrence, batch)
+        timesteps = recurrence.timesteps if recurrence and on_device else self._steps(request, stage).timesteps
+        self.loop.make_rows(timesteps, [(replace(batch, images=images), each) for images, each in following])
+        if recurrence is None or not on_device:
             detail("the steps go through the host")
             steps, unet = self._steps(request, stage), self.loop.buffers(batch, conditions, steered=bool(controls))
             latents, seconds = denoise(

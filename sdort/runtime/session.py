@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
+from weakref import WeakSet
 
 import numpy as np
 import onnx
@@ -38,6 +39,7 @@ from sdort.runtime import placement
 from sdort.runtime.device_block import is_reachable
 from sdort.runtime.device_stream import DeviceStream, open_stream
 from sdort.runtime.failures import load_error, run_error
+from sdort.runtime.late_ort import LateOrt
 from sdort.runtime.memory_pool import MemoryPool, open_pool
 from sdort.runtime.opener import ALL, FATAL, create_session, stoppable
 from sdort.runtime.other_devices import OtherDevice
@@ -114,6 +116,14 @@ def _run_options(graph: int = UNRECORDED) -> Any:
     return options
 
 
+class Bound(Protocol):
+    """Owner of an ``IOBinding`` of a session."""
+
+    def unbind(self) -> None:
+        """Drop it; a later run makes another one."""
+        ...
+
+
 class SessionPlace(NamedTuple):
     """The file of a session, what runs it, and the weights that it was opened on, which another one may share."""
 
@@ -162,7 +172,7 @@ class Session:
         self.pool = pool
         self.stream = stream
         self._recorded: dict[int, tuple[int, int]] = {}
-        self._placed = placed
+        self._own_placed = placed
         self.path = path
         self.component = component
         self.provider = provider
@@ -186,6 +196,10 @@ class Session:
         self._quiet = _run_options()
         self._graphs: dict[tuple[int, bool], Any] = {}
         self._numbers = 0
+        self.opening: Callable[[], AbstractContextManager[None]] = nullcontext
+        """A block in which :meth:`start` opens the model."""
+        self.bound: WeakSet[Bound] = WeakSet()
+        """Those that keep a binding of this session."""
         self.ran_on: set[tuple[tuple[str, tuple[int, ...]], ...]] = set()
         """The dimensions of all inputs, by name, of every :meth:`run` from host memory that succeeded."""
 
@@ -203,6 +217,46 @@ class Session:
             return SessionPlace(self.path, self.component, self.provider, None)
         others = tuple(other.session.weights for other in self.others)
         return SessionPlace(self.path, self.component, self.provider, self.weights, others)
+
+    @property
+    def _placed(self) -> PlacedWeights | None:
+        return self.ort.placed if isinstance(self.ort, LateOrt) else self._own_placed
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the model is in memory: with ``--memory low`` a step opens when what runs before it is done."""
+        return not isinstance(self.ort, LateOrt) or self.ort.is_open
+
+    @property
+    def openings(self) -> int:
+        """How often the model was opened."""
+        return self.ort.openings if isinstance(self.ort, LateOrt) else 1
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the weights of a model that can be closed; 0 of others."""
+        return self.ort.nbytes if isinstance(self.ort, LateOrt) else 0
+
+    def start(self) -> None:
+        """Open the model where it is not; a run does so too.
+
+        Raises:
+            BadModelError, ProviderError: as :func:`open_session`.
+        """
+        if isinstance(self.ort, LateOrt) and not self.ort.is_open:
+            with self.opening():
+                self.ort.start()
+
+    def close(self) -> None:
+        """Give the memory of a model that can be closed back, until it is used again."""
+        if isinstance(self.ort, LateOrt) and self.ort.is_open:
+            for each in list(self.bound):
+                each.unbind()
+            if self.shallow:
+                self.shallow.close()
+            self._recorded.clear()
+            self._graphs.clear()
+            self.ort.close()
 
     @property
     def kept(self) -> str:
@@ -592,6 +646,9 @@ def _prepare_one(
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it. The call is
     ONNX Runtime's part."""
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
+    # What is tuned is read from parts that are open; where the log is read, it is that of an opening.
+    in_turn = options.memory == LOW and component in DENOISERS and graph is None and severity == FATAL
+    in_turn = in_turn and not options.tuning
     inputs = [info.name for info in graph.graph.input] if graph else read_component(path, component).signature.inputs
     splits = options.split and find_roles(inputs) is not None
     split = split_file(read_component(path, component), options.control_inputs) if splits and graph is None else None
@@ -606,7 +663,7 @@ def _prepare_one(
     place = SessionPlace(path, component, provider, weights)
     if splits and graph is not None:
         split = split_step(graph)
-    start = _Start(place, options, tuned, severity, optimization)
+    start = _Start(place, options, tuned, severity, optimization, in_turn)
     if options.deep_cut and component in DENOISERS:
         step = split.step if split else graph or read_component(path, component).copy()
         taken = split.inputs if split else declared_inputs(step)
@@ -625,6 +682,8 @@ class _Start:
     tuned: SessionTuning
     severity: int
     optimization: str
+    in_turn: bool = False
+    """Whether the parts of a denoiser open in turn, each when it is used."""
 
     def with_options(self, **changes: Any) -> _Start:
         """The same with other options."""
@@ -642,14 +701,18 @@ def _start_cut(cut: DeepCut, split: StepSplit | None, inputs: Mapping[str, Tenso
     whole.inputs = dict(inputs)
     taken = [info.name for info in cut.shallow.graph.input]
     outer = whole.preparation.for_step(taken) if whole.preparation else None
-    shallow = whole.shallow = _start_graph(cut.shallow, start.with_options(profile=""), outer, placed=whole._placed)
+    own, late = start.with_options(profile=""), isinstance(whole.ort, LateOrt)
+    placed = whole.ort if late else whole._placed
+    shallow = whole.shallow = _start_graph(cut.shallow, own, outer, placed=placed, late=late)
+    if whole.is_open:
+        shallow.start()
     if outer:
         shallow.inputs = {**inputs, cut.kept: shallow.inputs[cut.kept]}
     return whole
 
 
 def _start_parts(split: StepSplit, start: _Start, step: onnx.ModelProto | None = None) -> Session:
-    """A session on a step, with those that run before it.
+    """A session on a step, with those that run before it; where models load in turn, each opens when it is used.
 
     Args:
         step: the step, where it has more outputs than that of ``split``.
@@ -658,11 +721,16 @@ def _start_parts(split: StepSplit, start: _Start, step: onnx.ModelProto | None =
     # They run once for many steps: to record them would cost more than it saves.
     # Their results stay while the step runs, each in a pool of its own.
     early = start.with_options(graph=False, profile="", pool=0)
-    prompt, time = (None if part is None else _start_graph(part, early) for part in (split.prompt, split.time))
+    prompt, time = (
+        None if part is None else _start_graph(part, early, late=True) for part in (split.prompt, split.time)
+    )
     preparation = Preparation(
         prompt, time, split.each_sample, [info.name for info in step.graph.input], roles_of(split.inputs)
     )
-    return _start_graph(step, start, preparation, split.inputs)
+    preparation.frees = start.in_turn
+    for part in preparation.parts if not start.in_turn else ():
+        part.start()
+    return _start_graph(step, start, preparation, split.inputs, late=start.in_turn)
 
 
 def _start_graph(
@@ -670,12 +738,16 @@ def _start_graph(
     start: _Start,
     preparation: Preparation | None = None,
     inputs: Mapping[str, TensorSpec] | None = None,
-    placed: PlacedWeights | None = None,
+    placed: PlacedWeights | LateOrt | None = None,
+    *,
+    late: bool = False,
 ) -> Session:
     """A session on ``graph`` as it is but for weights that change, or on the file itself.
 
     Args:
-        placed: another session's weights in the GPU's memory, to be shared.
+        placed: another session's weights in the GPU's memory, to be shared; or that session, which has them when it is
+            open.
+        late: whether it opens when it is used, and can be closed; with a graph.
     """
     options, (path, component, provider, weights, _) = start.options, start.place
     initializers: dict[str, Any] = {}
@@ -683,14 +755,38 @@ def _start_graph(
         graph = copied(graph) if graph else read_component(path, component).copy()  # parts are shared
         graph = _with_replaceable(graph, weights, component, provider)
         initializers = _those_of(graph, weights.initializers)
+    pool = open_pool(provider, start.tuned.options)
+    stream = open_stream(provider, options) if component in DENOISERS else None
+    opener = partial(_open_ort, graph, start, initializers, pool, stream, placed)
+    again = None
+    if late and graph is not None:
+        return Session(
+            LateOrt(graph, opener), path, component, provider, options, weights, preparation, inputs, None, pool, stream
+        )
+    ort, own = opener()
+    # Where models load in turn, they do so for each image.
+    if provider.plans_shapes and options.memory != LOW and _convolves(graph or read_component(path, component).proto):
+        again = partial(_start_graph, graph, start.with_options(profile=""), preparation, inputs, own)
+    return Session(ort, path, component, provider, options, weights, preparation, inputs, own, pool, stream, again)
+
+
+def _open_ort(
+    graph: onnx.ModelProto | None,
+    start: _Start,
+    initializers: Mapping[str, Any],
+    pool: MemoryPool | None,
+    stream: DeviceStream | None,
+    placed: PlacedWeights | LateOrt | None,
+) -> tuple[Any, PlacedWeights | None]:
+    """ONNX Runtime's session on ``graph``, or on the file itself, and the weights that it reads and does not own."""
+    options, (path, component, provider, *_) = start.options, start.place
     model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
+    placed = placed.placed if isinstance(placed, LateOrt) else placed
     if placed is None:
         placed = _place_weights(graph, start.place, options, initializers)
         own = placed.initializers if placed else {}
     else:
         own = _those_of(graph, placed.initializers) if graph else placed.initializers
-    pool = open_pool(provider, start.tuned.options)
-    stream = open_stream(provider, options) if component in DENOISERS else None
     try:
         ort = create_session(
             model,
@@ -708,11 +804,7 @@ def _start_graph(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     start.tuned.apply(ort)
-    again = None
-    # Where models load in turn, they do so for each image.
-    if provider.plans_shapes and options.memory != LOW and _convolves(graph or read_component(path, component).proto):
-        again = partial(_start_graph, graph, start.with_options(profile=""), preparation, inputs, placed)
-    return Session(ort, path, component, provider, options, weights, preparation, inputs, placed, pool, stream, again)
+    return ort, placed
 
 
 def _convolves(graph: onnx.ModelProto) -> bool:

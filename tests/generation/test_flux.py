@@ -13,6 +13,7 @@ import onnx
 import pytest
 import torch
 from PIL import Image
+from support.alive_sessions import watching_parts
 from support.pipelines import Exported, export_family, trace_folder
 
 import sdort
@@ -119,6 +120,18 @@ def test_images_are_those_of_diffusers(
     for found, expected in zip(made.images, wanted, strict=True):
         assert found.pixels.std() > 20
         assert psnr(found.pixels, expected) >= ALIKE
+
+
+def test_rows_that_prompts_decide_too_are_made_before_the_step_opens(exported: Exported) -> None:
+    """Flux' modulations are of the timestep, the guidance scale and a text: those of all prompts are made first."""
+    options: dict[str, Any] = {"height": 32, "width": 48, "steps": 2, "seed": 5, "images_at_once": 1}
+    prompts = ["a red cat", "a cat"]
+    wanted = sdort.load(exported.out, provider="cpu").generate(prompts, **options)
+    with watching_parts() as parts, sdort.load(exported.out, provider="cpu", memory="low") as low:
+        made = low.generate(prompts, **options)
+    assert parts.together == [["prompt"], ["prompt", "time"], ["step"], ["step", "prompt"]]
+    for first, second in zip(wanted.images, made.images, strict=True):
+        np.testing.assert_array_equal(first.pixels, second.pixels)
 
 
 def test_an_image_is_changed_as_by_diffusers(dev: Exported, tmp_path: Path) -> None:

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from click.testing import CliRunner
 from PIL import Image
-from support.alive_sessions import in_turn, watching
+from support.alive_sessions import in_turn, watching, watching_parts
 from support.tiny_pipeline import Tiny, with_encoder
 
 import sdort
 from sdort import console
 from sdort.cli import cli
-from sdort.errors import MemoryShortageError, UsageError
+from sdort.errors import MemoryShortageError, ProviderError, UsageError
 from sdort.generation import low_memory, memory_need
 from sdort.generation.denoising import step_progress
 from sdort.generation.denoising.session_groups import Opened, joined_openings
@@ -26,7 +28,15 @@ from sdort.generation.request_plan import plan_request
 from sdort.generation.requests.request import Request
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
-from sdort.runtime import memory
+from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime import memory, opener
+from sdort.runtime import session as session_module
+from sdort.runtime.session import open_session
+from sdort.runtime.step import bound_unet
+from sdort.runtime.step.bound_unet import Batch, BoundBuffers
+from sdort.runtime.step.prepared_tensors import split_file
+from sdort.runtime.step.step_conditions import StepConditions
 from sdort.workload.cases import Case
 
 DRAWN: dict[str, Any] = {"steps": 2, "seed": 5, "height": 64, "width": 96}
@@ -170,7 +180,7 @@ def test_the_bar_goes_from_batch_to_batch_where_all_are_denoised_first(monkeypat
 def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Weights and activations of each component, a power of ten each; the decoder's are by what is free."""
     weights = {"text_encoder": 1, "unet": 20, "vae_decoder": 300, "vae_encoder": 4000, "image_encoder": 50_000}
-    found = SimpleNamespace(weights=weights, free=10**9, left=[])
+    found = SimpleNamespace(weights=weights, free=10**9, left=[], closed=0)
 
     def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, **_: Any) -> int:
         return {"unet": 7, "vae_decoder": 600, "vae_encoder": 8000}[case.component] * case.batch
@@ -183,6 +193,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(low_memory, "weight_bytes", lambda folder, names: sum(weights[name] for name in names))
     monkeypatch.setattr(low_memory, "planner_of", lambda *_: SimpleNamespace(size=lambda case: case, plan=plan))
     monkeypatch.setattr(low_memory, "free_memory", lambda vendor, device: found.free)
+    monkeypatch.setattr(low_memory, "closed_bytes", lambda *_: found.closed)
     monkeypatch.setattr(low_memory, "control_bytes", lambda *_: 0)
     monkeypatch.setattr(low_memory, "control_weights", lambda request: 9 if request.control else 0)
     monkeypatch.setattr(low_memory, "generation_bytes", lambda *_: 10_000)
@@ -208,6 +219,12 @@ def test_the_largest_group_counts_and_not_the_sum(sums: Any) -> None:
     assert low(2) == 20_000 + 4 * 7  # with guidance each image is two samples
     assert low(2, guidance_scale=1.0, control=("net",)) == 20_000 + 2 * 7 + 9
     assert low(ip_adapter_image=("photo",)) == 50_000
+    sums.closed = 5_000
+    assert low(2) == 15_000 + 4 * 7
+    stage = SimpleNamespace(size=(64, 96), calls=2, refines=False)
+    passes: Any = SimpleNamespace(request=Request("a"), stages=[stage, stage])
+    assert low_memory.low_bytes(BASE, passes, 2, CPU, 100_000) == 20_000 + 4 * 7  # the second one's rows are made then
+    sums.closed = 0
     sums.weights |= {"unet": 1, "text_encoder": 70_000}
     assert low() == 70_000
 
@@ -260,3 +277,141 @@ def test_what_is_held_weighs_less(folder: Path, monkeypatch: pytest.MonkeyPatch)
     each = {name: memory_need.weight_bytes(opened, [name]) for name in opened.models}
     assert most["normal"] == sum(each.values())
     assert most["low"] == max(each["unet"], each["text_encoder"], each["vae_decoder"] + each["vae_encoder"])
+
+
+# The parts of the UNet
+
+
+PARTS = [["prompt"], ["prompt", "time"], ["step"]]
+"""Those that are open at each opening of one: what runs before the steps is closed when the step opens."""
+
+
+@pytest.mark.parametrize(
+    ("options", "opened"),
+    [
+        ({}, PARTS),
+        ({"num_images": 3, "images_at_once": 2}, PARTS),
+        ({"init_image": photo()}, PARTS),
+        ({"scheduler": "dpm2-a"}, PARTS),
+        # The parts of a prompt that changes are open while it does.
+        ({"prompt": "a [star:moon:0.5]", "steps": 4}, [["prompt"], ["prompt", "time"], ["prompt", "step"]]),
+        # The second pass has another schedule; memory has room for it beside the step.
+        ({"hires": 1.5}, [*PARTS, ["step", "prompt"], ["step", "prompt", "time"]]),
+        ({"deep_cache": 2, "deep_cache_depth": 1}, [*PARTS[:2], ["whole"], ["whole", "shallow"]]),
+    ],
+    ids=["one", "batches", "image", "own noise", "changing prompt", "two passes", "deep cache"],
+)  # fmt: skip
+def test_what_runs_before_the_steps_is_closed_when_the_step_opens(
+    options: dict[str, Any], opened: list[list[str]], pipelines: Any
+) -> None:
+    given = {"prompt": PROMPT, **DRAWN, **options}
+    with watching_parts() as parts:
+        found = pipelines[1].generate(**given)
+    assert parts.together == opened
+    assert parts.now == []
+    expected = pipelines[0].generate(**given)
+    for first, second in zip(expected.images, found.images, strict=True):
+        np.testing.assert_array_equal(first.pixels, second.pixels)
+
+
+def test_the_rows_of_all_prompts_are_made_before_the_step_opens(pipelines: Any) -> None:
+    prompts = ["a star", "two moons", "a star"]
+    with watching_parts() as parts:
+        found = pipelines[1].generate(prompts, **DRAWN, images_at_once=1)
+    assert parts.together[:3] == PARTS
+    assert all("time" not in each for each in parts.together[3:])
+    expected = pipelines[0].generate(prompts, **DRAWN, images_at_once=1)
+    for first, second in zip(expected.images, found.images, strict=True):
+        np.testing.assert_array_equal(first.pixels, second.pixels)
+
+
+def test_the_step_closes_where_another_schedule_has_no_room_beside_it(
+    pipelines: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = pipelines[0].generate(PROMPT, **DRAWN, hires=1.5)
+    monkeypatch.setattr(bound_unet, "free_memory", lambda *_: 0)
+    with watching_parts() as parts:
+        found = pipelines[1].generate(PROMPT, **DRAWN, hires=1.5)
+    assert parts.together == [*PARTS, ["step", "prompt"], ["prompt", "time"], ["prompt", "step"]]
+    np.testing.assert_array_equal(expected.images[0].pixels, found.images[0].pixels)
+    assert {each.component: each.times for each in found.opened} == ONCE
+
+
+def test_a_schedule_that_was_there_opens_nothing_again(folder: Path) -> None:
+    """In one pass of the UNet: what is open is closed when the call ends."""
+    opened = open_folder(folder)
+    session = open_session(opened.models["unet"], "unet", CPU, RuntimeOptions("cpu", memory="low"))
+    context = session.inputs["encoder_hidden_states"]
+    shape = (1, 77, int(context.shape[2] or 0))
+
+    def rows(timesteps: list[float], prompt: int) -> Any:
+        states = np.random.default_rng(prompt).standard_normal(shape).astype(context.dtype)
+        conditions = StepConditions.fixed([{context.name: states}], len(timesteps))
+        made = buffers.step_rows(np.asarray(timesteps), conditions)
+        buffers.begin(conditions)
+        return made
+
+    with watching_parts() as parts:
+        buffers = BoundBuffers(session, Batch(1, 1, (4, 8, 12)), {context.name: shape[1:]}, 1)
+        first = rows([9.0, 5.0], 0)
+        assert parts.together == PARTS
+        assert rows([9.0, 5.0], 0) is first
+        assert len(parts.together) == 3
+        other = rows([9.0, 7.0], 0)
+        assert parts.together[3:] == [["step", "time"]]
+        assert parts.now == ["step"]
+        assert not np.array_equal(other, first)
+        assert rows([9.0, 5.0], 0) is first
+        assert len(parts.together) == 4
+        rows([9.0, 5.0], 1)
+        rows([9.0, 5.0], 2)
+        assert parts.together[4:] == [["step", "prompt"]]  # prompts that change once do so again
+
+
+class Other(Provider):
+    """A provider that is not ONNX Runtime's own one for the CPU."""
+
+    name = "other"
+    is_fallback = False
+
+
+def test_a_step_that_the_provider_refuses_runs_on_the_cpu(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, pipelines: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The parts before it may open where the step does not."""
+    create, refusals = opener.create_session, list[str]()
+
+    def refuse(model: Any, provider: Any, *given: Any, **named: Any) -> Any:
+        name = onnx.load_from_string(model).graph.name if isinstance(model, bytes) else ""
+        if provider is other and name.endswith(".step"):
+            refusals.append(provider.name)
+            raise ProviderError("no kernel")
+        return create(model, CPU, *given, **named)
+
+    other = Other(**{each.name: getattr(CPU, each.name) for each in fields(CPU)})
+    monkeypatch.setattr(session_module, "create_session", refuse)
+    with sdort.load(folder, provider="cpu", check=False, memory="low") as low:
+        low._models.provider = other
+        low._models.options = replace(low._models.options, fallback=True)
+        found = low.generate(PROMPT, **DRAWN)
+        assert refusals == ["other"]
+        assert low.fallback == "unet runs on cpu: no kernel"
+        low._models.options = replace(low._models.options, provider="cpu", fallback=None)
+        with pytest.raises(ProviderError, match="no kernel"):
+            low.generate(PROMPT, **DRAWN)
+    np.testing.assert_array_equal(found.images[0].pixels, pipelines[0].generate(PROMPT, **DRAWN).images[0].pixels)
+    assert "unet runs on cpu: no kernel" in capsys.readouterr().err
+
+
+def test_weights_that_are_closed_before_the_steps_are_those_of_timesteps_alone(folder: Path) -> None:
+    opened = open_folder(folder)
+    split = split_file(opened.file("unet"))
+    assert split is not None
+    assert split.time is not None
+    with watching_parts() as parts, sdort.load(folder, provider="cpu", check=False) as pipeline:
+        preparation = pipeline._models.sessions["unet"].preparation
+    assert parts.together[-1] == ["prompt", "time", "step"]
+    assert preparation is not None
+    assert preparation.time is not None
+    assert memory_need.closed_bytes(opened, Request("a")) == preparation.time.nbytes > 0
+    assert memory_need.closed_bytes(opened, replace(Request("a"), lora=("a",))) == 0  # type: ignore[arg-type]

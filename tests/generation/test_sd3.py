@@ -17,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 from support import allocations, task_parity, tiny_sd3
+from support.alive_sessions import watching_parts
 from support.pipelines import edit_index, locked, trace_folder
 from support.relisted import relist
 
@@ -135,6 +136,10 @@ def test_an_image_from_an_image_is_that_of_diffusers(sd3: Made) -> None:
     [expected] = theirs(pipeline, "a red fox", (32, 32), image=image, strength=0.6)
     assert psnr(drawn.pixels, expected) >= ALIKE
     assert psnr(drawn.pixels, np.asarray(image)) < 40
+    with watching_parts() as parts, sdort.load(sd3.out, provider="cpu", memory="low") as low:
+        again = low.generate("a red fox", init_image=shown, height=32, width=32, strength=0.6, **COMMON).images[0]
+    assert parts.together[-1] == ["step"]
+    np.testing.assert_array_equal(again.pixels, drawn.pixels)
 
 
 def feeds(batch: int, height: int, width: int, tokens: int) -> dict[str, Any]:
@@ -345,6 +350,10 @@ def test_a_lora_is_diffusers(sd3: Made, tmp_path: Path) -> None:
         for file in files.values():
             drawn = opened.generate("a red fox", height=32, width=48, lora=[str(file)], **COMMON).images[0].pixels
             assert psnr(drawn, wanted) >= ALIKE
+    with watching_parts() as parts, sdort.load(sd3.out, provider="cpu", memory="low") as low:
+        again = low.generate("a red fox", height=32, width=48, lora=[str(files["kohya"])], **COMMON).images[0].pixels
+    assert [each for each in parts.together if {"time", "step"} <= set(each)] == []
+    np.testing.assert_array_equal(again, drawn)
 
 
 def test_torch_modules_are_of_clips_text_encoders_alone(sd3: Made) -> None:

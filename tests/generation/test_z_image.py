@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from support import tiny_z_image
+from support.alive_sessions import watching_parts
 from support.pipelines import trace_folder
 
 import sdort
@@ -114,6 +115,17 @@ def test_prompts_of_other_lengths_stay_what_they_are_in_one_batch(guidance: floa
     made = tiny.loaded.generate(prompts, height=32, width=48, steps=3, seed=5, images_at_once=2, **options)
     assert len({image.pixels.tobytes() for image in made.images}) == 2
     assert decibels([image.pixels for image in made.images], wanted) > 60
+
+
+def test_low_memory_draws_the_same_images_and_holds_no_part_beside_the_step(tiny: Tiny) -> None:
+    prompts = ["a red square", "portrait of an old man, oil on canvas " * 3]
+    options: dict[str, Any] = {"height": 32, "width": 48, "steps": 3, "seed": 5, "images_at_once": 1}
+    wanted = tiny.loaded.generate(prompts, **options)
+    with watching_parts() as parts, sdort.load(tiny.onnx, provider="cpu", memory="low") as low:
+        made = low.generate(prompts, **options)
+    assert parts.together == [["prompt"], ["prompt", "time"], ["step"]]  # of two shapes: both prompts are prepared
+    for first, second in zip(wanted.images, made.images, strict=True):
+        np.testing.assert_array_equal(first.pixels, second.pixels)
 
 
 def test_eight_steps_without_guidance_are_usual(tiny: Tiny) -> None:

@@ -397,10 +397,16 @@ def test_tuning_results_are_for_the_kind_of_program_that_they_are_of(started: li
 def test_what_runs_before_the_steps_is_neither_recorded_nor_profiled(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
-    def start_graph(graph: Any, start: Any, preparation: Any = None, inputs: Any = None) -> Any:
+    opened: list[Any] = []
+
+    def start_graph(graph: Any, start: Any, preparation: Any = None, inputs: Any = None, *, late: bool) -> Any:
         seen.append((graph, start.options, start.tuned, start.severity, start.optimization, inputs))
+        assert late is (graph != step)
         return SimpleNamespace(
-            outputs=[SimpleNamespace(name=f"{graph}.out")], inputs={"timestep": 0}, preparation=preparation
+            outputs=[SimpleNamespace(name=f"{graph}.out")],
+            inputs={"timestep": 0},
+            preparation=preparation,
+            start=lambda: opened.append(graph),
         )
 
     monkeypatch.setattr(session, "_start_graph", start_graph)
@@ -416,6 +422,7 @@ def test_what_runs_before_the_steps_is_neither_recorded_nor_profiled(monkeypatch
     assert seen[:2] == [(name, plain, early, 3, "BASIC", None) for name in ("prompt", "time")]
     assert seen[2] == (step, options, tuned, 3, "BASIC", {"all": 0})
     assert (found.preparation.each_sample, found.preparation.step) == ({"a"}, ["sample"])
+    assert opened == ["prompt", "time"]
     split.prompt = None
     found = session._start_parts(split, start)
     assert (found.preparation.prompt, [part.inputs for part in found.preparation.parts]) == (None, [{"timestep": 0}])

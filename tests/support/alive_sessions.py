@@ -9,9 +9,12 @@ from typing import Any
 from unittest.mock import patch
 
 import numpy as np
+import onnx
 
 import sdort
 from sdort.generation.denoising.session_groups import PICTURES, group_of
+from sdort.runtime import opener
+from sdort.runtime import session as runtime_session
 from sdort.runtime.session import Session
 
 BESIDE = ("scheduler", "controls")
@@ -55,6 +58,42 @@ def watching() -> Iterator[Alive]:
         found.see(self)
 
     with patch.object(Session, "__init__", init):
+        yield found
+
+
+class OpenParts:
+    """The parts of denoisers whose ONNX Runtime sessions were opened in a block of :func:`watching_parts`."""
+
+    def __init__(self) -> None:
+        self._opened: list[tuple[str, weakref.ref[Any]]] = []
+        self.together: list[list[str]] = []
+        """At each opening the parts that were open, the new one last."""
+
+    def see(self, part: str, ort: Any) -> None:
+        self._opened.append((part, weakref.ref(ort)))
+        self.together.append(self.now)
+
+    @property
+    def now(self) -> list[str]:
+        """The parts that are open, in the order in which they were opened."""
+        return [part for part, ort in self._opened if ort() is not None]
+
+
+@contextmanager
+def watching_parts() -> Iterator[OpenParts]:
+    """A block in which the parts of denoisers are watched: ``time``, ``prompt`` and ``step``; ``whole`` and ``shallow``
+    of a step that is cut."""
+    found, create = OpenParts(), opener.create_session
+
+    def created(model: Any, *given: Any, **named: Any) -> Any:
+        ort = create(model, *given, **named)
+        if isinstance(model, bytes):
+            name = onnx.load_from_string(model).graph.name.rpartition(".")[2]
+            if name in ("time", "prompt", "step", "whole", "shallow"):
+                found.see(name, ort)
+        return ort
+
+    with patch.object(runtime_session, "create_session", created):
         yield found
 
 

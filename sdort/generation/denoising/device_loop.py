@@ -165,6 +165,7 @@ class Loop:
         # What an earlier run left there is multiplied by zero at the first sum, but zero times NaN is NaN.
         buffers.output.write(np.zeros(buffers.output.shape, buffers.output.dtype))
         times = buffers.step_rows(recurrence.timesteps, conditions)
+        buffers.begin(conditions)
         given = noise if image is None else np.concatenate([image[None], noise])
         session = self._summing(mask is not None, batch.latent[0] if batch.extra else None)
         # Kept again at the end: of a run that ends early some outputs may not be finite, and zero times NaN is NaN.
@@ -211,6 +212,23 @@ class Loop:
             bound.clear_residuals()
             self._controlled.add(bound)
         return bound
+
+    def make_rows(self, timesteps: Array, batches: Sequence[tuple[Batch, StepConditions]]) -> None:
+        """Make the rows of batches to come while what makes them is open, where it closes before the steps.
+
+        Args:
+            timesteps: of every call.
+        """
+        preparation = self.unet.preparation
+        if preparation is None or preparation.time is None or not preparation.frees or self.unet.is_open:
+            return
+        for batch, conditions in batches:
+            buffers = self.buffers(batch, conditions, steered=False)
+            if buffers.rows.is_full:
+                return
+            buffers.step_rows(timesteps, conditions)
+            # What is made of prompts stays where no other batch of this shape comes between.
+            buffers.write_conditioning(repeated(conditions.at(0), batch.images))
 
     def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]], lengths: Lengths) -> BoundBuffers:
         kind = SpreadBuffers if self.unet.others else BoundBuffers

@@ -76,6 +76,7 @@ def denoise(
     with steps_of(name):
         latents = steps.begin(noise, image)
     rows, seconds = unet.step_rows(steps.timesteps, conditions), []
+    unet.begin(conditions)
     for number, whole in enumerate(whole_calls(every, count, conditions)):
         started = time.perf_counter()
         if conditions.changes(number):

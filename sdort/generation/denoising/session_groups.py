@@ -69,12 +69,25 @@ class Openings:
     @contextmanager
     def of(self, component: str) -> Iterator[None]:
         """A block that opens a session of a component."""
+        with self._timed(component, component):
+            yield
+        times, seconds = self._found[component]
+        self._found[component] = times + 1, seconds
+
+    @contextmanager
+    def step_of(self, component: str) -> Iterator[None]:
+        """A block that opens the step of a component of which :meth:`of` has opened what runs before."""
+        with self._timed(component, f"{component}'s step"):
+            yield
+
+    @contextmanager
+    def _timed(self, component: str, what: str) -> Iterator[None]:
         started = time.perf_counter()
-        with phase(f"opening of {component}"):
+        with phase(f"opening of {what}"):
             yield
         seconds = time.perf_counter() - started
         times, before = self._found.get(component, (0, 0.0))
-        self._found[component] = times + 1, before + seconds
+        self._found[component] = times, before + seconds
         self._seconds += seconds
 
     def clock(self) -> float:

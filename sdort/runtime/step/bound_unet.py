@@ -14,6 +14,7 @@ from sdort.errors import UsageError
 from sdort.families.denoiser_arguments import timestep_shape
 from sdort.families.known_families import roles_of
 from sdort.graph.signature import Array, HasInputs, static_size
+from sdort.machine.gpus import free_memory
 from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.session import UNRECORDED, Session
 from sdort.runtime.step.device_buffer import Buffer
@@ -26,9 +27,14 @@ from sdort.runtime.step.prepared_inputs import (
     step_inputs,
     timed_rows,
 )
+from sdort.runtime.step.step_caches import RowTables
 from sdort.runtime.step.step_conditions import Lengths, StepConditions
 from sdort.workload.steering_inputs import zero_residuals
 
+TABLE_BYTES = 1 << 27
+"""Bytes of the rows of schedules that stay in the host's memory for later runs, of each shape of batch."""
+IN_TURN_TABLE_BYTES = 1 << 30
+"""The same where what makes them is closed: those of all batches of a run are made before."""
 InputShapes = tuple[tuple[str, tuple[int, ...]], ...]
 """Conditioning inputs by name, each with the shape of one sample."""
 
@@ -129,13 +135,22 @@ class BoundBuffers:
         self.timesteps = np.zeros(0)
         self.changes = 0
         """Grows with every other conditioning, and with every other list of timesteps."""
-        self._of_times: tuple[tuple[str, bytes, int], Array] | None = None
-        """The last timesteps and weights, and the rows that follow from these alone."""
+        frees = bool(session.preparation and session.preparation.frees)
+        self.rows = RowTables(IN_TURN_TABLE_BYTES if frees else TABLE_BYTES)
+        """The rows of schedules, by all that they are made of."""
+        self._written: tuple[int, dict[str, Array]] | None = None
+        """The conditioning that the buffers have, and the version of the weights that prepared it."""
         self.prompts = bind_prompts(session, self.slices, self._arguments)
         self.graphs = [number + index for index in range(len(self.slices))]
-        self._bindings = [self._bind(session, number) for number in range(len(self.slices))]
+        self._bindings: list[Any] = []
+        """From the first run on: they open the session."""
         self._shallow: list[Any] = []
         """Of the UNet without its deep part, from the first run on."""
+        session.bound.add(self)
+
+    def unbind(self) -> None:
+        """Drop the session's bindings, before it is closed."""
+        self._bindings, self._shallow = [], []
 
     def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
         """Binding arguments of an input for some of the samples."""
@@ -161,10 +176,16 @@ class BoundBuffers:
 
     def write_conditioning(self, samples: Conditioning) -> None:
         """Let all samples be conditioned by these arrays [samples, ...] from the next run on."""
-        for name, values in samples.items():
-            self.conditioning[name].write(self._packed(name, values[self.share]))
+        version = self.session.weights.version
+        packed = {name: np.array(self._packed(name, values[self.share])) for name, values in samples.items()}
+        if self._written and self._written[0] == version and _equal(self._written[1], packed):
+            return
+        self._written = None  # until all of it is there
+        for name, values in packed.items():
+            self.conditioning[name].write(values)
         for prompt in self.prompts:
             prompt.run()
+        self._written = version, packed
         self.changes += 1
 
     def _packed(self, name: str, values: Array) -> Array:
@@ -187,6 +208,9 @@ class BoundBuffers:
     def step_rows(self, timesteps: Array, conditions: StepConditions) -> Array:
         """Conditioning of a row in each step, [steps, words]; it is written on the way.
 
+        What makes them may be closed since then and opens again; where models load in turn and memory has no room for
+        it beside the step, that closes.
+
         Args:
             timesteps: [steps].
             conditions: of every step.
@@ -195,9 +219,6 @@ class BoundBuffers:
         times = (np.round(timesteps) if dtype.kind == "i" else timesteps).astype(dtype)
         self.timesteps, self.changes = times, self.changes + 1
         preparation, images = self.session.preparation, self.batch.images
-        key = (times.dtype.str, times.tobytes(), self.session.weights.version)
-        if self._of_times and self._of_times[0] == key:
-            return self._of_times[1]
         of_steps: dict[str, list[Array]] = {}
         for step in range(len(times)):
             if preparation and preparation.beside and conditions.changes(step):
@@ -206,11 +227,38 @@ class BoundBuffers:
                 beside = prepared_beside(self.session, self.prompts, written)
             for name in preparation.beside if preparation else ():
                 of_steps.setdefault(name, []).append(beside[name])
-        made = timed_rows(self.session, times, {name: np.stack(values) for name, values in of_steps.items()})
+        rows = {name: np.stack(values) for name, values in of_steps.items()}
+        of_rows = [(name, values.tobytes()) for name, values in rows.items()]
+        key = (times.dtype.str, times.tobytes(), self.session.weights.version, *of_rows)
+        kept = self.rows.get(key)
+        if kept is not None:
+            return kept
+        if preparation and preparation.time and not preparation.time.is_open:
+            self._make_room(preparation.time.nbytes)
+        made = timed_rows(self.session, times, rows)
         clock = np.broadcast_to(times.reshape(-1, *[1] * len(shape)), (len(times), *shape))
         packed = self.row.packed({self.roles.timestep: clock, **self.row.widened(made)})
-        self._of_times = (key, packed) if not of_steps else None  # what prompts take part in is another's next time
+        self.rows.keep(key, packed)
         return packed
+
+    def _make_room(self, nbytes: int) -> None:
+        """Close the step where the part of the timesteps is to open, and there is no room for both."""
+        session = self.session
+        free = free_memory(session.provider.vendor, session.options.device_id)
+        if free is not None and free < nbytes:
+            session.close()
+
+    def begin(self, conditions: StepConditions) -> None:
+        """Make what the first step takes, close what no step needs any more, and open the step.
+
+        Args:
+            conditions: of every step, as :meth:`step_rows` has them.
+        """
+        self.write_conditioning(repeated(conditions.at(0), self.batch.images))
+        if self.session.preparation:
+            changing = any(conditions.changes(step) for step in range(1, len(self.timesteps)))
+            self.session.preparation.rest(prompts_change=changing)
+        self.session.start()
 
     def write_sample(self, latents: Array, extra: Array | None = None) -> None:
         """Let the next run take these latents [images, channels, height, width], the same for all copies.
@@ -243,7 +291,10 @@ class BoundBuffers:
             whole: with its deep part, and not with what the last whole run gave of that.
             wait: as :meth:`sdort.runtime.session.Session.run_bound` takes it.
         """
-        session, bindings = self.session, self._bindings
+        session = self.session
+        if not self._bindings:
+            self._bindings = [self._bind(session, number) for number in range(len(self.slices))]
+        bindings = self._bindings
         if session.shallow and not whole:
             session, bindings = session.shallow, self._shallow
         elif session.shallow and not self._shallow:
@@ -265,6 +316,10 @@ class BoundBuffers:
         kept = binding.get_outputs()[1]
         binding.bind_ortvalue_output(name, kept)
         return self._bind(shallow, number, {name: kept})
+
+
+def _equal(first: Conditioning, second: Conditioning) -> bool:
+    return first.keys() == second.keys() and all(np.array_equal(first[name], second[name]) for name in first)
 
 
 def repeated(conditions: Sequence[Conditioning], images: int) -> Conditioning:

@@ -13,9 +13,11 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from sdort.console import detail
 from sdort.families.family import Roles
 from sdort.graph.signature import Array, TensorSpec
 from sdort.runtime.step.step_caches import Mark, PromptCache, RowCache
+from sdort.tables import size_text
 
 ROWS = 64
 """Rows that the part of the timesteps takes at once, the last ones filled up: one shape for schedules of any length, to
@@ -31,6 +33,14 @@ class Part(Protocol):
 
     @property
     def memory(self) -> tuple[str, int]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def is_open(self) -> bool: ...
+    @property
+    def openings(self) -> int: ...
+    def start(self) -> None: ...
+    def close(self) -> None: ...
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Array]: ...
     def io_binding(self) -> Any: ...
     def run_bound(self, binding: Any, graph: int = 1) -> None: ...
@@ -42,7 +52,8 @@ class Part(Protocol):
 
 
 class BoundPart:
-    """A part on inputs at fixed addresses. Its outputs stay where the first run puts them, which is here.
+    """A part on inputs at fixed addresses. Its outputs have memory of their own from the first run on, which is here:
+    the part can be closed.
 
     Args:
         inputs: arguments of ``IOBinding.bind_input`` by name, of the part's inputs and others.
@@ -50,22 +61,27 @@ class BoundPart:
 
     def __init__(self, part: Part, inputs: Mapping[str, Sequence[Any]]) -> None:
         self._part = part
-        self._binding = part.io_binding()
-        for name in part.inputs:
-            self._binding.bind_input(name, *inputs[name])
+        self._inputs = {name: inputs[name] for name in part.inputs}
+        binding = self._bound()
         for spec in part.outputs:
-            self._binding.bind_output(spec.name, *part.memory)
-        self.run()
-        self.values: dict[str, Any] = dict(
-            zip([spec.name for spec in part.outputs], self._binding.get_outputs(), strict=True)
-        )
+            binding.bind_output(spec.name, *part.memory)
+        part.run_bound(binding)
+        made = zip([spec.name for spec in part.outputs], binding.get_outputs(), strict=True)
+        self.values: dict[str, Any] = {name: part.upload(np.array(part.download(value))) for name, value in made}
         """The outputs as ``OrtValue``, by name."""
-        for name, value in self.values.items():
-            self._binding.bind_ortvalue_output(name, value)
+
+    def _bound(self) -> Any:
+        binding = self._part.io_binding()
+        for name, arguments in self._inputs.items():
+            binding.bind_input(name, *arguments)
+        return binding
 
     def run(self) -> None:
         """Make the outputs of what the inputs are now."""
-        self._part.run_bound(self._binding)
+        binding = self._bound()
+        for name, value in self.values.items():
+            binding.bind_ortvalue_output(name, value)
+        self._part.run_bound(binding)
 
 
 _USUAL = Roles()
@@ -93,6 +109,8 @@ class Preparation:
         self.prompt = prompt
         self.time = time
         self.each_sample = each_sample
+        self.frees = False
+        """Whether parts give their memory back once the steps need nothing more of them."""
         self._take(step)
         self._prompts = PromptCache(_PromptArrays(prompt, roles.sample)) if prompt else None
         self._rows: RowCache[dict[str, Array]] = RowCache()
@@ -142,6 +160,23 @@ class Preparation:
             for name, values in self.time.run(fed).items():
                 found.setdefault(name, []).append(values[: len(timesteps) - first])
         return {name: np.concatenate(parts) for name, parts in found.items()}
+
+    def rest(self, *, prompts_change: bool) -> None:
+        """Close the parts that are done, where :attr:`frees` says so; a later use opens them again.
+
+        Args:
+            prompts_change: whether steps are to come that take other prompts. A part of the prompts that was opened
+                again stays open: others are going to come.
+        """
+        if self.time and self.frees:
+            self._close(self.time, "the timesteps")
+        if self.prompt and self.frees and not prompts_change and self.prompt.openings == 1:
+            self._close(self.prompt, "the prompts")
+
+    def _close(self, part: Part, what: str) -> None:
+        if part.is_open:
+            detail(f"the part of {what} is closed: {size_text(part.nbytes)} of weights")
+            part.close()
 
     def forget(self) -> None:
         """Keep nothing that was made for earlier prompts and timesteps."""

@@ -54,6 +54,11 @@ class SpreadBuffers(BoundBuffers):
             other.make_rows(timesteps, conditions)
         return super().step_rows(timesteps, conditions)
 
+    def begin(self, conditions: StepConditions) -> None:
+        for other in self._others:
+            other.begin_all(conditions)
+        super().begin(conditions)
+
     def run(self, step: int, whole: bool = True, *, wait: bool = True) -> None:
         if self.session.stream:
             self.session.stream.wait()  # the sum that makes the sample
@@ -97,6 +102,10 @@ class _Elsewhere:
     def make_rows(self, timesteps: Array, conditions: StepConditions) -> None:
         """Make the rows of all steps, which :meth:`begin` takes."""
         self._rows = self._device.call(lambda _: self.buffers.step_rows(timesteps, conditions))
+
+    def begin_all(self, conditions: StepConditions) -> None:
+        """Make what the first step takes."""
+        self._device.call(lambda _: self.buffers.begin(conditions))
 
     def begin(self, step: int, whole: bool, sample: Array) -> Future[Array]:
         """Begin a run; its result is the output for this share.

@@ -10,6 +10,8 @@ from collections.abc import Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+from sdort.graph.signature import Array
+
 KEPT = 4
 """Prompts of which what was prepared is kept."""
 KEPT_ROWS = 128
@@ -129,6 +131,34 @@ class RowCache(Generic[Made]):
         if len(self._kept) == KEPT_ROWS:
             del self._kept[next(iter(self._kept))]
         self._kept[key] = made
+
+
+class RowTables:
+    """Rows of whole schedules, cached up to a number of bytes; the last one is kept whatever it has.
+
+    Args:
+        most: bytes.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._kept: dict[Hashable, Array] = {}
+
+    @property
+    def is_full(self) -> bool:
+        """Whether another one as large as the largest would take the place of one."""
+        sizes = [table.nbytes for table in self._kept.values()]
+        return bool(sizes) and sum(sizes) + max(sizes) > self._most
+
+    def get(self, key: Hashable) -> Array | None:
+        """The table of a key, if it is kept."""
+        return self._kept.get(key)
+
+    def keep(self, key: Hashable, table: Array) -> None:
+        """Keep a table; the oldest give way."""
+        self._kept[key] = table
+        while len(self._kept) > 1 and sum(table.nbytes for table in self._kept.values()) > self._most:
+            del self._kept[next(iter(self._kept))]
 
 
 _ALIGNED = 256

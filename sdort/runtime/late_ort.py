@@ -1,0 +1,88 @@
+"""An ONNX Runtime session that opens when it is used, and closes to give its memory back until it is used again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, NamedTuple
+
+import onnx
+from onnx import TensorProto
+
+from sdort.onnx_io.check_tensors import tensor_nbytes
+from sdort.runtime.placed_weights import PlacedWeights
+
+
+class Argument(NamedTuple):
+    """An input or output, as ONNX Runtime's ``NodeArg``."""
+
+    name: str
+    type: str
+    shape: list[int | str | None]
+
+
+class LateOrt:
+    """Stand-in for an ``InferenceSession`` that may not be open. Everything but its inputs and outputs opens it.
+
+    An ``IOBinding`` belongs to the session that made it: whoever keeps one drops it before :meth:`close`, or the memory
+    stays.
+
+    Args:
+        graph: what is opened, whose inputs and outputs it has.
+        opener: opens it; gives the session and the weights that it reads and does not own.
+    """
+
+    def __init__(self, graph: onnx.ModelProto, opener: Callable[[], tuple[Any, PlacedWeights | None]]) -> None:
+        given = {tensor.name for tensor in graph.graph.initializer}
+        self._inputs = _arguments(info for info in graph.graph.input if info.name not in given)
+        self._outputs = _arguments(graph.graph.output)
+        self._opener = opener
+        self._opened: tuple[Any, PlacedWeights | None] | None = None
+        self.nbytes = sum(tensor_nbytes(tensor, graph.graph.name) for tensor in graph.graph.initializer)
+        """Bytes of its weights."""
+        self.openings = 0
+        """How often it was opened."""
+
+    def get_inputs(self) -> list[Argument]:
+        """Its inputs, without those that initializers give."""
+        return self._inputs
+
+    def get_outputs(self) -> list[Argument]:
+        """Its outputs."""
+        return self._outputs
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it holds memory."""
+        return self._opened is not None
+
+    @property
+    def placed(self) -> PlacedWeights | None:
+        """The weights that it reads and does not own; it opens for them."""
+        return self.start()[1]
+
+    def start(self) -> tuple[Any, PlacedWeights | None]:
+        """The session and its placed weights, opened where they are not.
+
+        Raises:
+            SdortError: as the opener.
+        """
+        if self._opened is None:
+            self._opened = self._opener()
+            self.openings += 1
+        return self._opened
+
+    def close(self) -> None:
+        """Give the memory back."""
+        self._opened = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.start()[0], name)
+
+
+def _arguments(infos: Iterable[onnx.ValueInfoProto]) -> list[Argument]:
+    found = []
+    for info in infos:
+        tensor = info.type.tensor_type
+        shape = [dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim]
+        found.append(Argument(info.name, f"tensor({TensorProto.DataType.Name(tensor.elem_type).lower()})", shape))
+    return found
