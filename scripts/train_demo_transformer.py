@@ -343,7 +343,7 @@ def save(training: Training, text: Any, transformer: Any) -> None:
     vae = json.loads((DEMO_FOLDER / "vae" / "config.json").read_text(encoding="utf-8"))
     configs = {
         "text_encoder": stored_config(text),
-        "transformer": {**stored_config(transformer), "sample_size": SIDE},
+        "transformer": {**json.loads(transformer.to_json_string()), "sample_size": SIDE},
         "vae": {**vae, "shift_factor": 0.0},  # which diffusers' pipeline adds
     }
     scheduler = {**FLOW, "shift": training.arguments.shift}
