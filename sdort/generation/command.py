@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -27,7 +28,7 @@ from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.latents.decode import Plan, planner_of
 from sdort.generation.low_memory import choose_memory, refuse_low
-from sdort.generation.memory_need import refuse_generation
+from sdort.generation.memory_need import generation_bytes, refuse_generation
 from sdort.generation.pictures.images import Generated
 from sdort.generation.pictures.safety import is_judged, say_unjudged
 from sdort.generation.pictures.upscaled_picture import result_size
@@ -52,7 +53,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import can_tune
 from sdort.runtime.environment import device_names, versions
 from sdort.runtime.memory import DeviceGrowth, peak_resident
-from sdort.runtime.probe import choose_provider
+from sdort.runtime.probe import choose_provider, expected_provider
 from sdort.runtime.provider_message import announce, custom_ops_hash
 from sdort.workload.cases import Case, generation_cases
 
@@ -408,17 +409,24 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
         chosen = pool.submit(choose_provider, runtime)
         folder = open_folder(pipeline)
         left = find_unfinished([job.for_pipeline(folder) for job in jobs], paths, folder)
+        with phase("plan"):
+            plans = [check_job(folder, job, left.paths) for job in left.jobs]
+            _count_ahead(folder, left.jobs[:1], plans[:1], runtime)
         with phase("the provider's libraries"):
             loading = LoadPlan(folder, content, *chosen.result())
-        plans: list[RequestPlan] = []
-        for job in left.jobs:
-            with phase("plan"):
-                plan = check_job(folder, job, left.paths)
-            plans.append(plan)
         with phase("plan"):
             runtime = _refuse_or_choose(folder, left.jobs, plans, loading.provider, runtime)
         _check_grid_of(left.jobs, plans, left.paths)
     return PlannedRun(left, plans, loading, runtime)
+
+
+def _count_ahead(
+    folder: PipelineFolder, jobs: Sequence[Job], plans: Sequence[RequestPlan], runtime: RuntimeOptions
+) -> None:
+    """Count activations for the provider that is still being loaded: :func:`_refuse_or_choose` finds them counted."""
+    for job, plan in zip(jobs, plans, strict=True):
+        with job.named():
+            generation_bytes(folder, plan.request, job.images, expected_provider(runtime), sys.maxsize, plan.stages)
 
 
 def _refuse_or_choose(

@@ -176,6 +176,19 @@ def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tu
     return provider, reason
 
 
+def expected_provider(options: RuntimeOptions) -> Provider:
+    """The provider that :func:`choose_provider` takes if its libraries load; nothing is loaded.
+
+    Raises:
+        ProviderError: ONNX Runtime is not installed.
+        UsageError: there is no such provider.
+    """
+    if options.provider != AUTO:
+        return find_provider(options.provider)
+    available = import_onnxruntime().get_available_providers()
+    return next(provider for provider in PROVIDERS.values() if provider.ep in available)
+
+
 def probe_ahead(**asked: Any) -> None:
     """Begin to load the libraries of a provider in a thread, for which the process does not wait at its end.
 

@@ -25,7 +25,7 @@ from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime import memory_pool
+from sdort.runtime import activations, memory_pool, probe
 from sdort.runtime.session import Session, open_session
 
 POOLED = replace(CPU, pools=True)
@@ -196,3 +196,45 @@ def test_nothing_runs_ahead_where_memory_is_scarce(tiny: Tiny, monkeypatch: pyte
         assert {*ahead(tiny.onnx, request)} == names
     monkeypatch.setattr(first_runs, "free_memory", lambda *_: None)
     assert ahead(tiny.onnx, request) == {}
+
+
+def test_memory_is_counted_while_the_provider_is_loaded(
+    tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once for both: what decides with the provider that was found counts nothing again."""
+    counted = threading.Event()
+    counts: list[str] = []
+    generation_bytes, count = command.generation_bytes, activations._counted
+
+    def noted(*arguments: Any) -> int:
+        found = generation_bytes(*arguments)
+        counted.set()
+        return found
+
+    def noted_count(file: Any, *arguments: Any) -> int:
+        counts.append(f"{file.component} {'later' if counted.is_set() else 'ahead'}")
+        return count(file, *arguments)
+
+    def choose(options: RuntimeOptions) -> tuple[Provider, None]:
+        assert counted.wait(30), "it is counted when the provider is loaded"
+        return CPU, None
+
+    monkeypatch.setattr(command, "generation_bytes", noted)
+    monkeypatch.setattr(command, "choose_provider", choose)
+    monkeypatch.setattr(activations, "_counted", noted_count)
+    request: dict[str, Any] = {"steps": 1, "size": "40x56", "output": tmp_path / "a.png"}
+    assert sdort.plan_run(tiny.onnx, "a", provider="cpu", **request).provider == "cpu"
+    assert sorted(counts) == ["unet ahead", "vae_decoder ahead"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "built", "expected"),
+    [("rocm", ["CPUExecutionProvider"], "rocm"), ("auto", ["CPUExecutionProvider"], "cpu"),
+     ("auto", ["CUDAExecutionProvider", "CPUExecutionProvider"], "cuda")],
+)  # fmt: skip
+def test_the_provider_that_is_expected(
+    asked: str, built: list[str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = type("Module", (), {"get_available_providers": staticmethod(lambda: built)})
+    monkeypatch.setattr(probe, "import_onnxruntime", lambda: module)
+    assert probe.expected_provider(RuntimeOptions(asked)).name == expected
