@@ -19,6 +19,7 @@ from sdort.errors import ProviderError
 from sdort.families.component_names import DECODER
 from sdort.generation import command, first_runs
 from sdort.generation.low_memory import whole_bytes
+from sdort.generation.memory_need import generation_bytes
 from sdort.generation.request_plan import plan_request
 from sdort.generation.requests.request import Request
 from sdort.pipelines.folder import open_folder
@@ -204,7 +205,7 @@ def test_memory_is_counted_while_the_provider_is_loaded(
     """Once for both: what decides with the provider that was found counts nothing again."""
     counted = threading.Event()
     counts: list[str] = []
-    generation_bytes, count = command.generation_bytes, activations._counted
+    count = activations._counted
 
     def noted(*arguments: Any) -> int:
         found = generation_bytes(*arguments)
