@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -47,7 +48,7 @@ from sdort.runtime.placed_weights import PlacedWeights, placeable
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
 from sdort.runtime.step.deep_cut import DeepCut, cut_deep
-from sdort.runtime.step.preparation import Preparation
+from sdort.runtime.step.preparation import Part, Preparation
 from sdort.runtime.step.prepared_tensors import split_file
 from sdort.runtime.step.step_split import StepSplit, split_step
 from sdort.runtime.weight_sums import WeightSums
@@ -728,9 +729,31 @@ def _start_parts(split: StepSplit, start: _Start, step: onnx.ModelProto | None =
         prompt, time, split.each_sample, [info.name for info in step.graph.input], roles_of(split.inputs)
     )
     preparation.frees = start.in_turn
-    for part in preparation.parts if not start.in_turn else ():
-        part.start()
-    return _start_graph(step, start, preparation, split.inputs, late=start.in_turn)
+    with _opening([] if start.in_turn else preparation.parts, start):
+        return _start_graph(step, start, preparation, split.inputs, late=start.in_turn)
+
+
+@contextmanager
+def _opening(parts: Sequence[Part], start: _Start) -> Iterator[None]:
+    """A block in which the step opens, and the parts too: before it, or on a GPU, to which each copies its weights, in
+    threads beside it. Where the log of sessions is read, which is the process's, one opens at a time.
+
+    Raises:
+        BadModelError, ProviderError: a part does not open; of several errors that of the first part.
+    """
+    if not start.place.provider.on_gpu or start.severity != FATAL:
+        for part in parts:
+            part.start()
+        yield
+        return
+    # The step opens in the thread of its caller, which has its device from then on.
+    with ThreadPoolExecutor(max(len(parts), 1), "sdort-parts") as threads:
+        opening = [threads.submit(part.start) for part in parts]
+        try:
+            yield
+        finally:
+            for each in opening:
+                each.result()
 
 
 def _start_graph(
