@@ -42,7 +42,7 @@ from sdort.generation.requests.typed_options import GenerationOptions
 from sdort.generation.result import Generation, Image, PeakMemory, any_flagged, joined, replaced_text, withheld_text
 from sdort.generation.resumed_prompts import Unfinished, find_unfinished, plan_unfinished, recorded_settings
 from sdort.generation.run_times import keep_speed, known_seconds
-from sdort.generation.shared_devices import refuse_shared, remark_on_devices
+from sdort.generation.shared_devices import refuse_patches, refuse_shared, remark_on_devices
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.machine.phases import phase
 from sdort.pipelines.content_check import content_check
@@ -194,6 +194,7 @@ class Pipeline:
         models, device_id = self._models, self._options.device_id
         plan = check_job(models.folder, job, paths)
         with job.named():
+            refuse_patches(plan.request, models.provider, self._options)
             if self._options.memory == LOW:  # whose sessions are closed
                 refuse_low(models.folder, plan, job.images, models.provider, device_id)
                 return plan, 0
@@ -386,7 +387,10 @@ class PlannedRun:
         adaptable = self.runtime.adapters or any(job.requests[0].lora for job in self.jobs)
         steered = any(job.requests[0].control or job.requests[0].ip_adapter_image for job in self.jobs)
         cut = max(job.requests[0].deep_cut for job in self.jobs)
-        options = replace(self.runtime, adapters=adaptable, control_inputs=steered, deep_cut=cut)
+        patches = {0 if steered else job.requests[0].patches or 0 for job in self.jobs}
+        # Where jobs differ, each opens what it needs.
+        patch_cut = patches.pop() if len(patches) == 1 else 0
+        options = replace(self.runtime, adapters=adaptable, control_inputs=steered, deep_cut=cut, patch_cut=patch_cut)
         ahead = first_runs(self.folder, self.plans[0], self.jobs[0].images, self.provider, options)
         loaded = load_folder(self.folder.path, options, replace(self.loading, ahead=ahead))
         result = loaded._run_jobs(self.left, self.left.paths, self.plans)
@@ -446,6 +450,7 @@ def _refuse_or_choose(
         runtime = replace(runtime, memory=choose_memory(folder, pairs, provider, runtime.device_id))
     for job, plan in zip(jobs, plans, strict=True):
         with job.named():
+            refuse_patches(plan.request, provider, runtime)
             if runtime.memory == LOW:
                 refuse_low(folder, plan, job.images, provider, runtime.device_id)
             else:

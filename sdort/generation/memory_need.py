@@ -273,7 +273,7 @@ def refiner_bytes(
 
 def graphs_of(request: Request) -> int:
     """How many graphs of a UNet a request runs."""
-    return 2 if request.deep_cut else 1
+    return 2 if request.deep_cut or request.patches else 1
 
 
 def fits_beside(

@@ -204,7 +204,8 @@ class TextToImage:
     ) -> Iterator[Generated]:
         request, stages = requests[0], plan.stages
         self._running = (requests, [])
-        self._use_unet(steered=bool(request.control or request.ip_adapter_image), cut=request.deep_cut)
+        steered = bool(request.control or request.ip_adapter_image)
+        self._use_unet(steered=steered, cut=request.deep_cut, patches=request.patches or 0)
         size = stages[0].size
         canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
         remark_on_size(request, size)
@@ -300,7 +301,7 @@ class TextToImage:
             batches = list(batches)
             self._close_unet()
         refiner = self.refiner = self.refiner or self._opened_refiner(folder)
-        refiner._use_unet(steered=False, cut=request.deep_cut)
+        refiner._use_unet(steered=False, cut=request.deep_cut, patches=request.patches or 0)
         refiner.timings, refiner.previewer = self.timings, self.previewer
         started = self.openings.clock()
         [conditions] = refiner._conditions(requests, [stage])
@@ -356,15 +357,15 @@ class TextToImage:
         if component == self.denoiser:
             self._close_unet()
 
-    def _use_unet(self, *, steered: bool, cut: int = 0) -> None:
-        """Open the UNet with inputs for control images, or the one without them; and cut, unless ``cut`` is 0: a cut
-        one does for requests that want it whole.
+    def _use_unet(self, *, steered: bool, cut: int = 0, patches: int = 0) -> None:
+        """Open the UNet with inputs for control images, or the one without them; and cut, unless ``cut`` is 0: one that
+        is cut at a skip connection does for requests that want it whole, and one in patches does not.
 
         Where memory has room for both the other one stays open for the next request of its kind; where it has not, the
         UNet with these inputs goes on for requests that nothing steers, and zeros are in them.
         """
-        if cut or self.one_group:
-            self.options = replace(self.options, deep_cut=cut)
+        if cut or patches != self.options.patch_cut or self.one_group:
+            self.options = replace(self.options, deep_cut=cut, patch_cut=patches)
         controlled = steered and bool(steering_inputs(self.folder.file(self.denoiser).signature.inputs))
         if self.one_group:
             self._steered = controlled
@@ -373,8 +374,8 @@ class TextToImage:
             self.sessions[self.denoiser] = self._open(self.folder, self.denoiser, controlled)
             self.loop = Loop(self.sessions[self.denoiser])
         options = self.sessions[self.denoiser].options
-        if cut not in (0, options.deep_cut):
-            self._reopen_unet(replace(options, control_inputs=controlled, deep_cut=cut))
+        if cut not in (0, options.deep_cut) or patches != options.patch_cut:
+            self._reopen_unet(replace(options, control_inputs=controlled, deep_cut=cut, patch_cut=patches))
             return
         if options.control_inputs == controlled:
             return
@@ -390,7 +391,9 @@ class TextToImage:
 
     def _reopen_unet(self, options: RuntimeOptions) -> None:
         """Have the UNet cut otherwise, in the place of the one that is open."""
-        detail("unet is loaded again, in two graphs: the whole, and its outer part for --deep-cache")
+        part = "a patch's for --patches" if options.patch_cut else "its outer part for --deep-cache"
+        both = options.patch_cut or options.deep_cut
+        detail(f"unet is loaded again, in two graphs: the whole, and {part}" if both else "unet is loaded again, whole")
         place = self.sessions[self.denoiser].place
         self._close_unet()
         self.sessions[self.denoiser] = self._opened_again(place, options)
@@ -837,14 +840,16 @@ class TextToImage:
             detail("the steps go through the host")
             steps, unet = self._steps(request, stage), self.loop.buffers(batch, conditions, steered=bool(controls))
             latents, seconds = denoise(
-                unet, steps, conditions, given, source.draw, guidance, on_step, previews, controls, request.whole_every
-            )
+                unet, steps, conditions, given, source.draw, guidance, on_step, previews, controls,
+                request.whole_every, request.exact_calls,
+            )  # fmt: skip
         else:
             later = [source.draw(latent) for _ in range(recurrence.noises)]
             rows, beside = np.stack([given.noise, *later]), (given.image, given.mask, given.extra)
             latents, seconds = self.loop.denoise(
-                recurrence, batch, conditions, rows, guidance, on_step, *beside, previews, controls, request.whole_every
-            )
+                recurrence, batch, conditions, rows, guidance, on_step, *beside, previews, controls,
+                request.whole_every, request.exact_calls,
+            )  # fmt: skip
         self.timings.steps += seconds
         return latents
 

@@ -14,6 +14,7 @@ from sdort.generation.denoising.ip_adapter_tokens import check_ip_adapter_images
 from sdort.generation.requests.canvas import make_canvas
 from sdort.generation.requests.control_plan import plan_controls
 from sdort.generation.requests.deep_cache import check_deep_cache
+from sdort.generation.requests.patches import check_patches
 from sdort.generation.requests.request import Request, check_prompts
 from sdort.generation.requests.stages import Stage, plan_stages
 from sdort.pipelines.folder import PipelineFolder
@@ -42,6 +43,7 @@ def plan_request(folder: PipelineFolder, request: Request) -> RequestPlan:
     check_prompts(folder, request)
     check_ip_adapter_images(folder, request.ip_adapter_image)
     check_deep_cache(folder, request)
+    check_patches(folder, request, stages)
     if request.mask:
         make_canvas(request, stages[0].size, folder.vae_factor)
     planned = [replace(stage, controls=plan_controls(folder, request.control, stage.size)) for stage in stages]

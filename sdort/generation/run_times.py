@@ -107,7 +107,8 @@ def _kind(folder: PipelineFolder, job: Job, memory: str) -> str:
     height, width = (request.height or folder.default_size[0]), (request.width or folder.default_size[1])
     kind = f"{width}x{height}, {max(_batches(job))} at once, guidance of {len(request.guidance())}"
     kind = kind if memory == NORMAL else f"{kind}, {memory} memory"
-    return f"{kind}, deep cache {request.whole_every} at {request.deep_cut}" if request.deep_cut else kind
+    kind = f"{kind}, deep cache {request.whole_every} at {request.deep_cut}" if request.deep_cut else kind
+    return f"{kind}, {request.patches} patches after {request.exact_calls}" if request.patches else kind
 
 
 def _batches(job: Job) -> list[int]:

@@ -6,11 +6,12 @@ from sdort.console import say
 from sdort.errors import UsageError
 from sdort.generation.memory_need import refuse_other_device
 from sdort.generation.request_plan import RequestPlan
+from sdort.generation.requests.request import Request
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session
-from sdort.runtime.step.spread_unet import sample_shares
+from sdort.runtime.step.spread_unet import device_shares
 
 
 def remark_on_devices(provider: Provider, options: RuntimeOptions) -> None:
@@ -50,13 +51,35 @@ def refuse_shared(
         refuse_other_device(folder, plan.request, images, provider, number, held, plan.stages)
 
 
+def refuse_patches(request: Request, provider: Provider, options: RuntimeOptions) -> None:
+    """Refuse ``--patches`` that the devices do not have.
+
+    Raises:
+        UsageError: there are not as many devices, or the provider compiles graphs for itself.
+    """
+    if request.patches is None:
+        return
+    count = 1 + len(options.other_devices)
+    if count % request.patches:
+        raise UsageError(
+            f"--patches {request.patches} is for {request.patches} GPUs, or a multiple of that, and there "
+            + ("is 1" if count == 1 else f"are {count}"),
+            hint=f"Name them: --devices {','.join(map(str, range(request.patches)))}",
+        )
+    if provider.programs:
+        raise UsageError(
+            f"--patches is not for {provider.name}, whose tensors pass through the host's memory",
+            hint="Take rocm or cuda, or leave it out.",
+        )
+
+
 def remark_on_shares(unet: Session, samples: int) -> None:
     """Say which devices have no part in the steps.
 
     Args:
         samples: of each step.
     """
-    devices, busy = 1 + len(unet.others), len(sample_shares(unet, samples))
+    devices, busy = 1 + len(unet.others), len(device_shares(unet, samples))
     if busy < devices:
         each = "1 sample" if samples == 1 else f"{samples} samples"
         say(

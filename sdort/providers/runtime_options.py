@@ -157,6 +157,9 @@ class RuntimeOptions(ExecutionOptions):
     deep_cut: int = 0
     """At which of its skip connections a UNet is cut, so that its outer part can run alone
     (:mod:`sdort.runtime.step.deep_cut`); 0 leaves it whole."""
+    patch_cut: int = 0
+    """Into how many patches of the image a UNet is cut, so that as many devices share a sample
+    (:mod:`sdort.runtime.step.patch_cut`); 0 leaves it whole."""
 
     def __post_init__(self) -> None:
         check_fields(self, DEVICE_ID, THREADS)

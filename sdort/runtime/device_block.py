@@ -59,14 +59,16 @@ class DeviceBlock:
         vendor: ``nvidia`` or ``amd``; empty for the host's memory.
         device_id: which of its GPUs.
         nbytes: how many.
+        what: they are, for the error.
 
     Raises:
         MemoryShortageError: there is not as much memory.
         ProviderError: the device fails, or its vendor's library is not loaded (:func:`is_reachable`).
     """
 
-    def __init__(self, vendor: str, device_id: int, nbytes: int) -> None:
+    def __init__(self, vendor: str, device_id: int, nbytes: int, what: str = "weights") -> None:
         self.vendor = vendor
+        self.what = what
         self.device_id = device_id
         self.nbytes = nbytes
         if not vendor:
@@ -105,7 +107,9 @@ class DeviceBlock:
         try:
             call_runtime(self.vendor, name, *arguments)
         except MemoryShortageError:
-            raise MemoryShortageError(f"no memory left on the GPU for {size_text(self.nbytes)} of weights") from None
+            raise MemoryShortageError(
+                f"no memory left on the GPU for {size_text(self.nbytes)} of {self.what}"
+            ) from None
 
 
 def borrowed_value(address: int, vendor: str, device_id: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:
@@ -168,12 +172,20 @@ def call_runtime(vendor: str, name: str, *arguments: Any) -> None:
         MemoryShortageError: the GPU has no memory left.
         ProviderError: it fails, or the vendor's library is not loaded (:func:`is_reachable`).
     """
-    function = _PREFIXES[vendor] + name
-    code = getattr(_loaded(vendor), function)(*arguments)
+    code = runtime_code(vendor, name, *arguments)
     if code == _NO_MEMORY:
         raise MemoryShortageError("no memory left on the GPU")
     if code:
-        raise ProviderError(f"{function} failed with code {code}")
+        raise ProviderError(f"{_PREFIXES[vendor]}{name} failed with code {code}")
+
+
+def runtime_code(vendor: str, name: str, *arguments: Any) -> int:
+    """The code that a function of a vendor's runtime returns, 0 where it succeeds.
+
+    Raises:
+        ProviderError: the vendor's library is not loaded.
+    """
+    return int(getattr(_loaded(vendor), _PREFIXES[vendor] + name)(*arguments))
 
 
 def give_back(vendor: str, name: str, address: int) -> None:

@@ -47,7 +47,8 @@ from sdort.runtime.other_devices import OtherDevice
 from sdort.runtime.placed_weights import PlacedWeights, placeable
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
-from sdort.runtime.step.deep_cut import DeepCut, cut_deep
+from sdort.runtime.step.deep_cut import cut_deep
+from sdort.runtime.step.patch_cut import PatchPoints, cut_patches
 from sdort.runtime.step.preparation import Part, Preparation
 from sdort.runtime.step.prepared_tensors import split_file
 from sdort.runtime.step.step_split import StepSplit, split_step
@@ -151,6 +152,8 @@ class Session:
     Attributes:
         shallow: the same model without its deep part, which takes what this one gives of that as :attr:`kept`; None
             where the model is not cut (``options.deep_cut``).
+        patch: the same model for the rows of one patch, which takes and gives what ``patch_points`` say; both None
+            where the model is not cut so (``options.patch_cut``).
         others: the same model on further devices (``options.devices``).
     """
 
@@ -187,6 +190,8 @@ class Session:
         self.inputs = own if inputs is None else dict(inputs)
         self.outputs = [self._spec(arg) for arg in ort.get_outputs()]
         self.shallow: Session | None = None
+        self.patch: Session | None = None
+        self.patch_points: PatchPoints | None = None
         self.others: Sequence[OtherDevice[Session]] = ()
         self._again = again
         self._shapes: object = None
@@ -415,7 +420,7 @@ class Session:
             settings.terminate = True
         for part in self.preparation.parts if self.preparation else ():
             part.stop()
-        for session in (self.shallow, *self._of_shapes.values()):
+        for session in (self.shallow, self.patch, *self._of_shapes.values()):
             if session:
                 session.stop()
 
@@ -665,10 +670,14 @@ def _prepare_one(
     if splits and graph is not None:
         split = split_step(graph)
     start = _Start(place, options, tuned, severity, optimization, in_turn)
-    if options.deep_cut and component in DENOISERS:
+    if (options.deep_cut or options.patch_cut) and component in DENOISERS:
         step = split.step if split else graph or read_component(path, component).copy()
         taken = split.inputs if split else declared_inputs(step)
-        return partial(_start_cut, cut_deep(step, options.deep_cut, component), split, taken, start)
+        if options.patch_cut:
+            patches = cut_patches(step, options.patch_cut, component)
+            return partial(_start_patches, Cut(patches.whole, patches.patch), patches.points, split, taken, start)
+        deep = cut_deep(step, options.deep_cut, component)
+        return partial(_start_deep, Cut(deep.whole, deep.shallow), split, taken, start)
     if split is not None:
         return partial(_start_parts, split, start)
     return partial(_start_graph, graph, start)
@@ -692,24 +701,50 @@ class _Start:
         return replace(self, options=replace(self.options, **changes), tuned=tuned)
 
 
-def _start_cut(cut: DeepCut, split: StepSplit | None, inputs: Mapping[str, TensorSpec], start: _Start) -> Session:
-    """A session on a whole step, and one on its outer part, which reads the weights of the first.
+class Cut(NamedTuple):
+    """The graph of a whole step, and the one that runs in its place in some steps, with further inputs."""
+
+    whole: onnx.ModelProto
+    part: onnx.ModelProto
+
+
+def _start_deep(cut: Cut, split: StepSplit | None, inputs: Mapping[str, TensorSpec], start: _Start) -> Session:
+    """A session on a whole step, and one on its outer part."""
+    whole, shallow = _start_cut(cut, split, inputs, start)
+    whole.shallow = shallow
+    return whole
+
+
+def _start_patches(
+    cut: Cut, points: PatchPoints, split: StepSplit | None, inputs: Mapping[str, TensorSpec], start: _Start
+) -> Session:
+    """A session on a whole step, and one for the rows of a patch."""
+    whole, patch = _start_cut(cut, split, inputs, start)
+    whole.patch, whole.patch_points = patch, points
+    return whole
+
+
+def _start_cut(
+    cut: Cut, split: StepSplit | None, inputs: Mapping[str, TensorSpec], start: _Start
+) -> tuple[Session, Session]:
+    """A session on a whole step, and one on a part of it, which reads the weights of the first.
 
     Args:
         inputs: the whole model's.
     """
     whole = _start_graph(cut.whole, start) if split is None else _start_parts(split, start, cut.whole)
     whole.inputs = dict(inputs)
-    taken = [info.name for info in cut.shallow.graph.input]
-    outer = whole.preparation.for_step(taken) if whole.preparation else None
+    step = {info.name for info in cut.whole.graph.input}
+    taken = [info.name for info in cut.part.graph.input]
+    prepared = whole.preparation.for_step(taken) if whole.preparation else None
     own, late = start.with_options(profile=""), isinstance(whole.ort, LateOrt)
     placed = whole.ort if late else whole._placed
-    shallow = whole.shallow = _start_graph(cut.shallow, own, outer, placed=placed, late=late)
+    part = _start_graph(cut.part, own, prepared, placed=placed, late=late)
     if whole.is_open:
-        shallow.start()
-    if outer:
-        shallow.inputs = {**inputs, cut.kept: shallow.inputs[cut.kept]}
-    return whole
+        part.start()
+    if prepared:
+        part.inputs = {**inputs, **{name: spec for name, spec in part.inputs.items() if name not in step}}
+    return whole, part
 
 
 def _start_parts(split: StepSplit, start: _Start, step: onnx.ModelProto | None = None) -> Session:

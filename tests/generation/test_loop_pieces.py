@@ -66,7 +66,9 @@ def unet(sample: Any, timestep: Any = (), kind: str = "int64", more: tuple[str, 
         "timestep": TensorSpec("timestep", np.dtype(kind), timestep),
         **{name: TensorSpec(name, FP32, (sample[0], 7)) for name in more},
     }
-    return SimpleNamespace(inputs=specs, outputs=[TensorSpec("out", FP16, sample)], component="unet", shallow=None)
+    return SimpleNamespace(
+        inputs=specs, outputs=[TensorSpec("out", FP16, sample)], component="unet", shallow=None, patch=None
+    )
 
 
 # The UNet's inputs
@@ -78,7 +80,7 @@ def test_where_the_inputs_of_a_part_of_the_batch_are() -> None:
         latents=Place("latents", 6, 3, 8, 16), residuals={"mid": Place("mid", 6, 10, 2, 3)}, first=2, _lengths={},
     )  # fmt: skip
     for part, count in ((slice(0, 2), 2), (slice(2, 6), 4)):
-        ask: Any = partial(BoundBuffers._arguments, held, part=part)
+        ask: Any = partial(BoundBuffers.arguments, held, part=part)
         assert ask("timestep") == ("row", "timestep")
         assert ask("sample") == ("sample", part.start, (count, 4, 8, 16))
         assert ask("text") == ("text", part.start, (count, 77, 32))

@@ -23,6 +23,7 @@ VALUES: dict[str, Any] = {
     "strength": 0.6, "mask_blur": 0, "only_masked": True, "mask_padding": 5, "variation_seed": 8,
     "variation_strength": 0.2, "guess_mode": False, "refiner_start": 0.7, "aesthetic_score": 0.0,
     "negative_aesthetic_score": 1.5, "deep_cache": 3, "deep_cache_depth": 4,
+    "patches": 6, "exact_steps": 12,
 }  # fmt: skip
 """Options that go together, each with a value that no other one has, or zero."""
 SECOND: dict[str, Any] = {"hires": 1.5, "hires_upscale": "image", "hires_strength": 0.3, "hires_steps": 9}

@@ -50,6 +50,7 @@ GIVEN: dict[str, Any] = {
     "refiner": Path("refiner"),
     "upscale": Path("4x.pth"),
     "deep_cache": 1,
+    "patches": 2,
 }
 """A value of each option without which another one means nothing; zero is a value."""
 
@@ -67,6 +68,7 @@ LEAST: dict[str, Any] = {
     "upscale_by": 0.1,
     "refiner_start": 0.0,
     "deep_cache_depth": 1,
+    "exact_steps": 1,
 }
 """The least value of each option that needs another one."""
 
@@ -94,6 +96,7 @@ NEEDS = {
     "upscale_by": "upscale",
     "refiner_start": "refiner",
     "deep_cache_depth": "deep_cache",
+    "exact_steps": "patches",
 }
 
 
@@ -115,7 +118,7 @@ BOUNDED = (
     "steps", "guidance_scale", "height", "width", "seed", "num_images", "images_at_once", "eta", "shift", "clip_skip",
     "strength", "mask_blur", "mask_padding", "hires", "hires_strength", "hires_steps", "variation_seed",
     "variation_strength", "refiner_start", "aesthetic_score", "negative_aesthetic_score", "upscale_by",
-    "deep_cache", "deep_cache_depth",
+    "deep_cache", "deep_cache_depth", "patches", "exact_steps",
 )  # fmt: skip
 
 

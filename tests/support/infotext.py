@@ -16,7 +16,8 @@ def record(**values: Any) -> GenerationRecord:
     empty |= {name: each.default for name, each in declared(GenerationRecord).items()}
     base = {"steps": 20, "scheduler": "DDIMScheduler", "guidance_scale": 7.5, "height": 64, "width": 32,
             "model_hash": "0123", "clip_skip": 1, "eta": None, "prompt_weighting": "a1111", "lora": [],
-            "deep_cache": None, "deep_cache_depth": None, "model": "fast", "versions": {"sdort": "0"}}  # fmt: skip
+            "deep_cache": None, "deep_cache_depth": None, "patches": None, "exact_steps": None,
+            "model": "fast", "versions": {"sdort": "0"}}  # fmt: skip
     return GenerationRecord(**{**empty, **base, **values})
 
 

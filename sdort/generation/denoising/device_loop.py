@@ -34,6 +34,7 @@ from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers, InputShapes, repeated
 from sdort.runtime.step.device_buffer import Buffer
+from sdort.runtime.step.patched_unet import PatchedBuffers
 from sdort.runtime.step.prepared_inputs import prepared_rows
 from sdort.runtime.step.spread_unet import SpreadBuffers
 from sdort.runtime.step.step_conditions import Lengths, StepConditions
@@ -141,6 +142,7 @@ class Loop:
         previews: BatchPreviews | None = None,
         controls: Controls | None = None,
         every: int = 1,
+        exact: int | None = None,
     ) -> tuple[Array, list[float]]:
         """Take every step.
 
@@ -153,7 +155,7 @@ class Loop:
             extra: [images, batch.extra, height, width], what the UNet takes beside the latents.
             controls: what fills the UNet's residual inputs; zeros are in them without any.
             previews: shown every few steps, for which the UNet's input and output are read back.
-            every: after how many calls the whole UNet runs again, as :func:`whole_calls` takes it.
+            every, exact: which calls run the whole UNet, as :func:`whole_calls` takes them.
 
         Returns:
             The latents [images, channels, height, width] in fp32, and the seconds of every step.
@@ -176,7 +178,7 @@ class Loop:
             del accumulator  # its memory goes first
             accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
         with _Pace(self.unet.stream, lambda: on_step(batch.images)) as pace:
-            for step, whole in enumerate(whole_calls(every, recurrence.steps, conditions)):
+            for step, whole in enumerate(whole_calls(every, recurrence.steps, conditions, exact)):
                 accumulator.prepare(step)
                 if conditions.changes(step):
                     pace.wait()
@@ -231,7 +233,7 @@ class Loop:
             buffers.write_conditioning(repeated(conditions.at(0), batch.images))
 
     def _bind(self, batch: Batch, shapes: Mapping[str, tuple[int, ...]], lengths: Lengths) -> BoundBuffers:
-        kind = SpreadBuffers if self.unet.others else BoundBuffers
+        kind = PatchedBuffers if self.unet.patch else SpreadBuffers if self.unet.others else BoundBuffers
         # A graph of the device is recorded for each shape, and holds the plans of that.
         unet = self.unet if self.unet.options.graph else self.unet.for_shapes((batch, tuple(shapes.items())))
         return kind(unet, batch, shapes, self._graphs + 1, lengths=lengths)

@@ -53,6 +53,7 @@ def denoise(
     previews: BatchPreviews | None = None,
     controls: Controls | None = None,
     every: int = 1,
+    exact: int | None = None,
 ) -> tuple[Array, list[float]]:
     """Take every step.
 
@@ -63,7 +64,7 @@ def denoise(
         guidance: the weight of each copy's output; they sum up to one.
         previews: shown every few steps.
         controls: what fills the UNet's residual inputs.
-        every: after how many calls the whole UNet runs again, as :func:`whole_calls` takes it.
+        every, exact: which calls run the whole UNet, as :func:`whole_calls` takes them.
 
     Returns:
         The denoised latents and the seconds of every step.
@@ -77,7 +78,7 @@ def denoise(
         latents = steps.begin(noise, image)
     rows, seconds = unet.step_rows(steps.timesteps, conditions), []
     unet.begin(conditions)
-    for number, whole in enumerate(whole_calls(every, count, conditions)):
+    for number, whole in enumerate(whole_calls(every, count, conditions, exact)):
         started = time.perf_counter()
         if conditions.changes(number):
             unet.write_conditioning(repeated(conditions.at(number), len(noise)))

@@ -1,4 +1,5 @@
-"""The calls of a UNet that compute all of it, where the others take its deep part from an earlier one."""
+"""The calls of a UNet that compute all of it, where the others take something from an earlier one: its deep part, or
+the borders of patches of the image."""
 
 from __future__ import annotations
 
@@ -10,15 +11,19 @@ from sdort.runtime.step.deep_cut import check_depth, hidden_states
 from sdort.runtime.step.step_conditions import StepConditions
 
 
-def whole_calls(every: int, calls: int, conditions: StepConditions) -> list[bool]:
-    """For each call whether it computes the whole UNet (:mod:`sdort.runtime.step.deep_cut`).
+def whole_calls(every: int, calls: int, conditions: StepConditions, exact: int | None = None) -> list[bool]:
+    """For each call whether it computes the whole UNet (:mod:`sdort.runtime.step.deep_cut`,
+    :mod:`sdort.runtime.step.patch_cut`).
 
     So do the first, each whose prompts are others than those of the call before, and the call that is ``every`` calls
     after such a one. In a schedule whose samplers call the UNet twice a step, each call counts.
 
     Args:
         every: 1 for all calls.
+        exact: with patches, how many calls at the beginning do, in the place of those of ``every``.
     """
+    if exact is not None:
+        return [call < exact or conditions.changes(call) for call in range(calls)]
     whole: list[bool] = []
     shallow = 0
     for call in range(calls):

@@ -41,6 +41,10 @@ MAX_PROMPT = 1 << 17
 """Characters of a prompt, as many as Linux takes for one argument; every PNG keeps all of it."""
 
 
+EXACT_STEPS = 4
+"""Steps that patches compute whole where nobody says how many: DistriFusion's own choice."""
+
+
 @dataclass(frozen=True)
 class Request(DrawnOptions):
     """A request for images of one prompt: the options of a generation with the files read that they name. Image ``i``
@@ -110,6 +114,11 @@ class Request(DrawnOptions):
     def deep_cut(self) -> int:
         """The depth at which the UNet is cut for :attr:`deep_cache`; 0 where it stays whole."""
         return 0 if self.whole_every == 1 else self.deep_cache_depth or DEPTH
+
+    @property
+    def exact_calls(self) -> int | None:
+        """How many of the UNet's first calls compute all of it, with :attr:`patches`; None without."""
+        return None if self.patches is None else self.exact_steps or EXACT_STEPS
 
     @property
     def parts(self) -> list[tuple[str, float]]:
@@ -212,6 +221,7 @@ class Request(DrawnOptions):
             "upscale": self.upscale.stem if self.upscale else None,
             "hires_strength": self.second_strength if self.hires else None,
             "deep_cache_depth": (self.deep_cache_depth or DEPTH) if self.deep_cache else None,
+            "exact_steps": self.exact_calls,
             "refiner": self.refiner.resolve().name if self.refiner else None,
             "refiner_start": self.base_share if self.refiner else None,
             "hires_steps": (self.hires_steps or self.steps) if self.hires else None,

@@ -333,6 +333,32 @@ class DrawnOptions:
         schedule=False,
         a1111=("Deep cache depth",),
     )
+    patches: int | None = option(
+        None,
+        section="Sampling",
+        within=(2, 16, "it is the number of GPUs that share an image"),
+        metavar="N",
+        unset="a GPU computes all rows of an image",
+        help="Cut each image into N patches for as many GPUs of --devices: each computes some rows, with borders that "
+        "are a step old. The image changes a little.",
+        doc="Cut each image into so many patches, of which each of as many GPUs (``devices``) computes one, with what "
+        "the others' patches were in the step before: faster, and another image.",
+        schedule=False,
+        a1111=("Patches",),
+    )
+    exact_steps: int | None = option(
+        None,
+        section="Sampling",
+        within=(1, STEPS.high, "it is a number of steps"),
+        metavar="K",
+        unset="4",
+        help="Number of the first steps that --patches computes whole. More are slower, and closer to the image "
+        "without it.",
+        doc="How many of the first calls of the UNet are whole with ``patches``; by default 4.",
+        needs="patches",
+        schedule=False,
+        a1111=("Exact steps",),
+    )
     init_image: ImageSource | None = option(
         None,
         section="From an image",
@@ -729,6 +755,11 @@ class DrawnKeywords(TypedDict, total=False):
     whole call gave of the deep one: faster, and another image."""
     deep_cache_depth: int | None
     """How many of its skip connections that outer part has; by default 2."""
+    patches: int | None
+    """Cut each image into so many patches, of which each of as many GPUs (``devices``) computes one, with what the
+    others' patches were in the step before: faster, and another image."""
+    exact_steps: int | None
+    """How many of the first calls of the UNet are whole with ``patches``; by default 4."""
     init_image: ImageSource | None
     """An image to start from: a file, a picture of Pillow, or an array uint8 [height, width, 3]. Its size is the
     images' unless ``height`` or ``width`` say another; one with more than four times the pixels that the model was made

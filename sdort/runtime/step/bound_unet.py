@@ -117,6 +117,8 @@ class BoundBuffers:
         shape = (count, batch.latent[0] + batch.extra, *batch.latent[1:])
         self._lengths = {name: each[self.share] for name, each in lengths}
         whole = batch_slices(session, self.roles.sample, own)
+        if session.patch:  # cut for one sample at a time
+            whole = [slice(sample, sample + 1) for sample in range(own)]
         self.slices = [part for each in whole for part in _of_one_length(each, self._lengths)]
         self.sample = Buffer(session, np.zeros(shape, inputs[self.roles.sample].dtype))
         self.latents = self.sample
@@ -140,7 +142,7 @@ class BoundBuffers:
         """The rows of schedules, by all that they are made of."""
         self._written: tuple[int, dict[str, Array]] | None = None
         """The conditioning that the buffers have, and the version of the weights that prepared it."""
-        self.prompts = bind_prompts(session, self.slices, self._arguments)
+        self.prompts = bind_prompts(session, self.slices, self.arguments)
         self.graphs = [number + index for index in range(len(self.slices))]
         self._bindings: list[Any] = []
         """From the first run on: they open the session."""
@@ -152,7 +154,7 @@ class BoundBuffers:
         """Drop the session's bindings, before it is closed."""
         self._bindings, self._shallow = [], []
 
-    def _arguments(self, name: str, part: slice) -> tuple[Any, ...]:
+    def arguments(self, name: str, part: slice) -> tuple[Any, ...]:
         """Binding arguments of an input for some of the samples."""
         if name == self.roles.timestep:
             return self.row.binding_arguments(name)
@@ -168,7 +170,7 @@ class BoundBuffers:
         for name, value in (kept or {}).items():
             binding.bind_ortvalue_input(name, value)
         for name in [name for name in step_inputs(session) if name not in (kept or {})]:
-            binding.bind_input(name, *self._arguments(name, part))
+            binding.bind_input(name, *self.arguments(name, part))
         bind_prepared(binding, session, self.row, part, self.prompts[number : number + 1])
         rest = (part.stop - part.start, *self.output.shape[1:])
         binding.bind_output(session.outputs[0].name, *self.output.binding_arguments(part.start, rest))
@@ -291,10 +293,7 @@ class BoundBuffers:
             whole: with its deep part, and not with what the last whole run gave of that.
             wait: as :meth:`sdort.runtime.session.Session.run_bound` takes it.
         """
-        session = self.session
-        if not self._bindings:
-            self._bindings = [self._bind(session, number) for number in range(len(self.slices))]
-        bindings = self._bindings
+        session, bindings = self.session, self._bound()
         if session.shallow and not whole:
             session, bindings = session.shallow, self._shallow
         elif session.shallow and not self._shallow:
@@ -303,6 +302,12 @@ class BoundBuffers:
         for binding, graph in zip(bindings, self.graphs, strict=True):
             session.run_bound(binding, graph, wait=wait)
 
+    def _bound(self) -> list[Any]:
+        """The parts of the batch, bound to the UNet."""
+        if not self._bindings:
+            self._bindings = [self._bind(self.session, number) for number in range(len(self.slices))]
+        return self._bindings
+
     def records(self, whole: bool = True) -> bool:
         """Whether the next such run records graphs of the device."""
         session = self.session.shallow if self.session.shallow and not whole else self.session
@@ -310,12 +315,27 @@ class BoundBuffers:
 
     def _first_run(self, session: Session, shallow: Session, number: int) -> Any:
         """A run that says how large the deep part's output is, which stays at its address; the outer part, bound."""
-        binding, name = self._bindings[number], session.kept
-        binding.bind_output(name, *session.memory)
-        session.run_bound(binding, UNRECORDED)
-        kept = binding.get_outputs()[1]
-        binding.bind_ortvalue_output(name, kept)
-        return self._bind(shallow, number, {name: kept})
+        kept = self.further_outputs(number)
+        self._bindings[number].bind_ortvalue_output(session.kept, kept[session.kept])
+        return self._bind(shallow, number, kept)
+
+    def further_outputs(self, number: int) -> dict[str, Any]:
+        """Outputs of a part of the batch beside the UNet's own, as ``OrtValue`` by name, where a run puts them that has
+        the inputs as they are now."""
+        binding, names = self._bound()[number], [spec.name for spec in self.session.outputs[1:]]
+        for name in names:
+            binding.bind_output(name, *self.session.memory)
+        self.session.run_bound(binding, UNRECORDED)
+        return dict(zip(names, binding.get_outputs()[1:], strict=True))
+
+    def bind_outputs(self, number: int, outputs: Mapping[str, Sequence[Any]]) -> None:
+        """Have such outputs written elsewhere.
+
+        Args:
+            outputs: arguments of ``IOBinding.bind_output`` by name.
+        """
+        for name, arguments in outputs.items():
+            self._bindings[number].bind_output(name, *arguments)
 
 
 def _equal(first: Conditioning, second: Conditioning) -> bool:

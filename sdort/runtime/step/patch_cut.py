@@ -342,7 +342,7 @@ class _Cutter:
         return str(maker.input[0])
 
     def _joined(self, nodes: list[onnx.NodeProto], node: onnx.NodeProto, name: str) -> str:
-        """The tensor that a norm in channels last normalizes, joined and summed up: of one sample it broadcasts."""
+        """The tensor that a norm in channels last normalizes: joined, and summed up, as one sample broadcasts."""
         read = dict(enumerate(map(str, node.input)))
         x, added = read[0], {"SkipGroupNorm": (3, 4), "BiasGroupNorm": (3,)}.get(node.op_type, ())
         if node.domain == OWN_DOMAIN and node.op_type == "GroupNorm":

@@ -8,7 +8,7 @@ megabyte, at any size of image.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import wait as all_ended
 
@@ -17,6 +17,7 @@ from sdort.graph.signature import Array, static_size
 from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.other_devices import OtherDevice, shares
 from sdort.runtime.session import Session
+from sdort.runtime.step.bound_patch import BoundPatch
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers
 from sdort.runtime.step.step_conditions import Lengths, StepConditions
 
@@ -37,11 +38,12 @@ class SpreadBuffers(BoundBuffers):
         *,
         lengths: Lengths = (),
     ) -> None:
-        first, *rest = sample_shares(session, batch.samples)
+        first, *rest = device_shares(session, batch.samples)
         super().__init__(session, batch, shapes, number, first, lengths=lengths)
+        patches = session.options.patch_cut or 1
         self._others = [
-            _Elsewhere(device, batch, shapes, number, share, lengths)
-            for device, share in zip(session.others, rest, strict=False)
+            _Elsewhere(device, batch, shapes, number, share, lengths, index % patches)
+            for index, (device, share) in enumerate(zip(session.others, rest, strict=False), 1)
         ]
 
     def write_conditioning(self, samples: Conditioning) -> None:
@@ -62,23 +64,43 @@ class SpreadBuffers(BoundBuffers):
     def run(self, step: int, whole: bool = True, *, wait: bool = True) -> None:
         if self.session.stream:
             self.session.stream.wait()  # the sum that makes the sample
-        sample, begun = self.sample.read(), list[Future[Array]]()
-        # While one device records a graph, no thread may use the driver (cudaStreamCaptureModeGlobal).
-        alone = self.records(whole) or any(other.buffers.records(whole) for other in self._others)
+        sample, here = self.sample.read(), super().run
+        outputs = self._on_all(
+            lambda: here(step, whole, wait=wait),
+            lambda other: other.begin(step, whole, sample),
+            alone=self.records(whole) or any(other.buffers.records(whole) for other in self._others),
+        )
+        for other, output in zip(self._others, outputs, strict=True):
+            if other.index == 0:  # the others of its group have the same
+                self.output.write_from(other.share.start, output)
+
+    def _on_all(
+        self, here: Callable[[], None], elsewhere: Callable[[_Elsewhere], Future[Array]], *, alone: bool
+    ) -> list[Array]:
+        """Run on all devices; the results of the further ones.
+
+        Args:
+            alone: one after the other: while one device records a graph, no thread may use the driver
+                (``cudaStreamCaptureModeGlobal``).
+        """
+        begun: list[Future[Array]] = []
         try:
             for other in self._others:
-                begun.append(other.begin(step, whole, sample))
+                begun.append(elsewhere(other))
                 if alone:
                     all_ended(begun)
-            super().run(step, whole, wait=wait)
-            for other, output in zip(self._others, begun, strict=True):
-                self.output.write_from(other.share.start, output.result())
+            here()
+            return [future.result() for future in begun]
         finally:
             all_ended(begun)
 
 
 class _Elsewhere:
-    """A share of the samples, on a further device."""
+    """A share of the samples, on a further device.
+
+    Args:
+        index: of the device among those that have the same share.
+    """
 
     def __init__(
         self,
@@ -88,13 +110,40 @@ class _Elsewhere:
         number: int,
         share: slice,
         lengths: Lengths,
+        index: int,
     ) -> None:
         self.share = share
+        self.index = index
         self._device = device
         self.buffers = device.call(
             lambda session: BoundBuffers(session, batch, shapes, number, share, lengths=lengths, latents_of_all=False)
         )
         self._rows: Array | None = None
+        self._patch: BoundPatch | None = None
+
+    def make_patch(self, devices: Sequence[int]) -> BoundPatch:
+        """The device's patch of the image, which :meth:`begin_patch` runs.
+
+        Args:
+            devices: numbers of those that have the same share.
+        """
+        self._patch = self._device.call(lambda _: BoundPatch(self.buffers, self.index, devices))
+        return self._patch
+
+    def begin_patch(self, step: int, sample: Array) -> Future[Array]:
+        """Begin a run; its result is the output for the rows of the patch.
+
+        Args:
+            sample: as :meth:`begin` takes it.
+        """
+
+        def run(_: Session) -> Array:
+            assert self._rows is not None
+            assert self._patch is not None
+            self.buffers.row.words.write(self._rows[step])
+            return self._patch.run(sample[self.share])
+
+        return self._device.begin(run)
 
     def write_conditioning(self, samples: Conditioning) -> None:
         self._device.call(lambda _: self.buffers.write_conditioning(samples))
@@ -125,6 +174,14 @@ class _Elsewhere:
 
 
 def sample_shares(session: Session, samples: int) -> list[slice]:
-    """The samples that each device of a session runs on; fewer parts than devices where there are fewer samples."""
+    """The samples that each device of a session runs on, or each group of devices that have patches of an image; fewer
+    parts than these where there are fewer samples."""
     unit = static_size(session.inputs[roles_of(session.inputs).sample].shape, 0) or 1
-    return shares(samples, unit, 1 + len(session.others)) if samples % unit == 0 else [slice(0, samples)]
+    groups = (1 + len(session.others)) // (session.options.patch_cut or 1)
+    return shares(samples, unit, groups) if samples % unit == 0 else [slice(0, samples)]
+
+
+def device_shares(session: Session, samples: int) -> list[slice]:
+    """The samples of each device that has some."""
+    patches = session.options.patch_cut or 1
+    return [share for share in sample_shares(session, samples) for _ in range(patches)]

@@ -39,7 +39,11 @@ LIBRARIES = {
 
 # Functions that hand out an object through their first argument, or a number through a later one.
 _CREATES = re.compile(r"miopenCreate(?!Op)|hipblasCreate|hipfftCreate")
-_SIZES = {"miopenConvolutionForwardGetWorkSpaceSize": 6}
+_SIZES = {
+    "miopenConvolutionForwardGetWorkSpaceSize": 6,
+    "miopenGetReductionIndicesSize": 5,
+    "miopenGetReductionWorkspaceSize": 5,
+}
 
 
 @dataclass(frozen=True)

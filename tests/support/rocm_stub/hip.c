@@ -9,6 +9,7 @@
 //                      its Nth call on. Read at every call, so that a process may set it while it runs
 //   SDORT_STUB_CAPTURING  1: every stream is captured
 //   SDORT_STUB_DEVICES  how many devices there are (1)
+//   SDORT_STUB_PEERS   whether a device reaches the memory of another one (1); 2: another library lets it already
 //   SDORT_STUB_MEMORY  the device's memory in MiB (15360); what does not fit fails
 //
 // Whatever else the provider's library wants is a function that returns 0 (made by __init__.py).
@@ -170,6 +171,27 @@ hipError_t hipMemcpyWithStream(void* to, const void* from, size_t size, int kind
     (void)stream;
     return hipMemcpy(to, from, size, kind);
 }
+hipError_t hipDeviceCanAccessPeer(int* reaches, int device, int peer) {
+    *reaches = device != peer && *setting("SDORT_STUB_PEERS", "1") != '0';
+    return 0;
+}
+static _Thread_local hipError_t last = 0;
+hipError_t hipDeviceEnablePeerAccess(int peer, unsigned flags) {
+    (void)peer, (void)flags;
+    return last = *setting("SDORT_STUB_PEERS", "1") == '2' ? 704 : 0;
+}
+hipError_t hipMemcpyPeerAsync(void* to, int there, const void* from, int here, size_t size, void* stream) {
+    MAY_FAIL();
+    unsafe(__func__);
+    FILE* log = open_log("SDORT_STUB_COPIES");
+    if (log) {
+        fprintf(log, "{\"call\": \"peer\", \"from\": %d, \"to\": %d, \"stream\": %d, \"bytes\": %zu}\n", here, there,
+                device_of(stream), size);
+        fclose(log);
+    }
+    memmove(to, from, size);
+    return 0;
+}
 hipError_t hipMemcpy2DAsync(char* to, size_t to_pitch, const char* from, size_t from_pitch, size_t width, size_t height) {
     for (size_t row = 0; row < height; ++row) memmove(to + row * to_pitch, from + row * from_pitch, width);
     return 0;
@@ -188,7 +210,6 @@ hipError_t hipStreamSynchronize(void* stream) { (void)stream; MAY_FAIL(); return
 hipError_t hipDeviceSynchronize(void) { MAY_FAIL(); return 0; }
 hipError_t hipEventSynchronize(void* event) { (void)event; MAY_FAIL(); return 0; }
 // Kernels of ONNX Runtime's, which asks afterwards whether the launch failed.
-static hipError_t last = 0;
 typedef struct { unsigned x, y, z; } dim3;
 static _Thread_local void* asked = NULL;  // the stream between <<< and >>>
 hipError_t __hipPushCallConfiguration(dim3 grid, dim3 block, size_t shared, void* stream) {
@@ -206,7 +227,11 @@ hipError_t hipLaunchKernel(const void* kernel, dim3 grid, dim3 block, void** arg
     launched(__func__, stream);
     return last = failure(__func__);
 }
-hipError_t hipGetLastError(void) { return last; }
+hipError_t hipGetLastError(void) {
+    const hipError_t code = last;
+    last = 0;
+    return code;
+}
 hipError_t hipPeekAtLastError(void) { return last; }
 hipError_t hipGetStreamDeviceId(void* stream) { return device_of(stream); }
 

@@ -1,0 +1,78 @@
+"""The UNet on several devices of which each computes a patch of the image, with borders that are a step old.
+
+Devices come in groups: a share of the samples belongs to each group, and each device of it has some of the rows of the
+image (:mod:`sdort.runtime.step.patch_cut`). In an exact step each device computes all rows of its group's samples, and
+so has what every patch gives. In the other steps it computes its own rows, with what the other patches gave in the step
+before. When all are done, each device's block is copied to the others of its group, from GPU to GPU, while the sampler
+makes the next latents. The latents pass through the host's memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from sdort.graph.signature import Array
+from sdort.runtime.session import Session
+from sdort.runtime.step.bound_patch import BoundPatch
+from sdort.runtime.step.bound_unet import Batch
+from sdort.runtime.step.spread_unet import SpreadBuffers
+from sdort.runtime.step.step_conditions import Lengths
+
+
+class PatchedBuffers(SpreadBuffers):
+    """The UNet bound for a batch, whose images the devices of its session compute in patches.
+
+    Args:
+        shapes, number, lengths: as :class:`BoundBuffers` takes them.
+    """
+
+    def __init__(
+        self,
+        session: Session,
+        batch: Batch,
+        shapes: Mapping[str, tuple[int, ...]],
+        number: int,
+        *,
+        lengths: Lengths = (),
+    ) -> None:
+        super().__init__(session, batch, shapes, number, lengths=lengths)
+        self._groups: list[list[BoundPatch]] = []
+        """The patches of each group of devices, from the first run on."""
+
+    def _bind_patches(self) -> None:
+        count, numbers = self.session.options.patch_cut, self.session.options.all_devices
+        groups = [numbers[first : first + count] for first in range(0, len(numbers), count)]
+        patches = [BoundPatch(self, 0, groups[0])]
+        patches += [other.make_patch(groups[index // count]) for index, other in enumerate(self._others, 1)]
+        self._groups = [patches[first : first + count] for first in range(0, len(patches), count)]
+
+    def run(self, step: int, whole: bool = True, *, wait: bool = True) -> None:
+        if not self._groups:
+            self._bind_patches()
+        for group in self._groups:
+            for patch in group:
+                patch.wait()
+        if whole:
+            super().run(step, wait=wait)
+        else:
+            self._run_patches(step)
+
+    def _run_patches(self, step: int) -> None:
+        if self.session.stream:
+            self.session.stream.wait()  # the sum that makes the sample
+        sample, own, patch = self.sample.read(), list[Array](), self._groups[0][0]
+        rest = self._on_all(
+            lambda: own.append(patch.run(sample[self.share])),
+            lambda other: other.begin_patch(step, sample),
+            alone=any(patch.records() for group in self._groups for patch in group),
+        )
+        rows, count = [*own, *rest], len(self._groups[0])
+        images = [np.concatenate(rows[first : first + count], axis=2) for first in range(0, len(rows), count)]
+        self.output.write(np.concatenate(images))
+        for group in self._groups:
+            for patch in group:
+                for other in group:
+                    if other is not patch:
+                        patch.give(other)
