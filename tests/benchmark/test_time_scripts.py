@@ -80,3 +80,22 @@ def test_images_of_several_devices_are_timed_and_compared(tiny: Tiny, tmp_path: 
     assert all(row["step_seconds"][0] > 0 and row["decode_seconds"][0] > 0 for row in rows)
     assert [each["bytes"] for each in json.loads(found.read_text())["exchanges"]] == [4 * 4 * 16 * 16, 4 * 4 * 16 * 24]
     assert said("shared_images.py", tiny.onnx, "--images", 1, "--steps", 1, "--sizes", "64x64", "--least", 1000)[0] == 1
+
+
+def test_patches_are_timed_and_compared(tiny: Tiny, tmp_path: Path) -> None:
+    import sdort
+
+    sdort.optimize(tiny.onnx, tmp_path / "fast", provider="cpu")
+    found = tmp_path / "found.json"
+    options = ("--images", 1, "--steps", 3, "--devices", "0,1", "0,1", "--patches", 0, 2, "--exact-steps", 2)
+    code, words = said("shared_images.py", tmp_path / "fast", *options, "--sizes", "64x64", "--json", found)
+    assert code == 0, words
+    read = json.loads(found.read_text())
+    assert [row["devices"] for row in read["rows"]] == ["0", "0,1", "0,1 in 2"]
+    assert [row["psnr"] == [float("inf")] for row in read["rows"]] == [True, True, False]
+    [given] = read["patches"]
+    assert (given["latents"], given["devices"]) == ("16x16", "0,1 in 2")
+    assert given["bytes"] > 1000
+    assert given["seconds"] > 0
+    code, words = said("shared_images.py", tmp_path / "fast", "--devices", "0,1", "--patches", 0, 2)
+    assert (code, "--patches has 2 numbers, and --devices 1 lists" in words) == (2, True)

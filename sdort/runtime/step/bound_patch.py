@@ -142,6 +142,11 @@ class BoundPatch:
         for own, theirs in zip(self._blocks, other._blocks, strict=True):
             copy_block(own[self._index], theirs[self._index], self._stream)
 
+    @property
+    def given_bytes(self) -> int:
+        """Bytes of what a run gives to each other patch."""
+        return len(self._blocks) * self._layout.nbytes
+
     def wait(self) -> None:
         """Wait for the copies of :meth:`give`."""
         if self._stream:

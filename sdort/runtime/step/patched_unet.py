@@ -48,12 +48,15 @@ class PatchedBuffers(SpreadBuffers):
         patches += [other.make_patch(groups[index // count]) for index, other in enumerate(self._others, 1)]
         self._groups = [patches[first : first + count] for first in range(0, len(patches), count)]
 
+    @property
+    def patches(self) -> list[BoundPatch]:
+        """The patches of all devices."""
+        return [patch for group in self._groups for patch in group]
+
     def run(self, step: int, whole: bool = True, *, wait: bool = True) -> None:
         if not self._groups:
             self._bind_patches()
-        for group in self._groups:
-            for patch in group:
-                patch.wait()
+        self.wait_for_exchange()
         if whole:
             super().run(step, wait=wait)
         else:
@@ -62,17 +65,26 @@ class PatchedBuffers(SpreadBuffers):
     def _run_patches(self, step: int) -> None:
         if self.session.stream:
             self.session.stream.wait()  # the sum that makes the sample
-        sample, own, patch = self.sample.read(), list[Array](), self._groups[0][0]
+        sample, own, here = self.sample.read(), list[Array](), self._groups[0][0]
         rest = self._on_all(
-            lambda: own.append(patch.run(sample[self.share])),
+            lambda: own.append(here.run(sample[self.share])),
             lambda other: other.begin_patch(step, sample),
-            alone=any(patch.records() for group in self._groups for patch in group),
+            alone=any(patch.records() for patch in self.patches),
         )
         rows, count = [*own, *rest], len(self._groups[0])
         images = [np.concatenate(rows[first : first + count], axis=2) for first in range(0, len(rows), count)]
         self.output.write(np.concatenate(images))
+        self.exchange()
+
+    def exchange(self) -> None:
+        """Begin to copy what each patch gave to the others of its group."""
         for group in self._groups:
             for patch in group:
                 for other in group:
                     if other is not patch:
                         patch.give(other)
+
+    def wait_for_exchange(self) -> None:
+        """Wait until all of it is there."""
+        for patch in self.patches:
+            patch.wait()
