@@ -51,14 +51,16 @@ def low_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: 
     found = {
         group: weight_bytes(folder, names) + opening_bytes(provider, len(names)) for group, names in groups.items()
     }
+    for group in groups.keys() - {DENOISING, PICTURES}:
+        found[group] += max(case_bytes(folder, Case(name, 1, *plan.stages[0].size), provider) for name in groups[group])
     own = [stage for stage in plan.stages if not stage.refines]
     if len(own) == 1:  # another pass has another schedule
-        found[DENOISING] -= closed_bytes(folder, request)
+        found[DENOISING] -= closed_bytes(folder, request, images)
     found[DENOISING] += control_weights(request)
     found[DENOISING] += max(_denoising(folder, request, together, stage, provider) for stage in own)
     left = max(free - found[PICTURES], 0)
     found[PICTURES] += max(_pictures(folder, request, together, stage, provider, left) for stage in plan.stages)
-    return max(*found.values(), *_refining(folder, plan, together, provider))
+    return max(*found.values(), *_refining(folder, plan, images, together, provider))
 
 
 def _denoising(folder: PipelineFolder, request: Request, together: int, stage: Stage, provider: Provider) -> int:
@@ -79,14 +81,16 @@ def _pictures(
     return max(case_bytes(folder, decoded, provider, plan), encoded)
 
 
-def _refining(folder: PipelineFolder, plan: RequestPlan, together: int, provider: Provider) -> Iterator[int]:
+def _refining(
+    folder: PipelineFolder, plan: RequestPlan, images: int, together: int, provider: Provider
+) -> Iterator[int]:
     """Bytes of a refiner's groups."""
     if plan.request.refiner:
         refiner = open_refiner(plan.request.refiner, folder)
         texts = [name for name in refiner.needed if name not in (refiner.denoiser, DECODER)]
         yield weight_bytes(refiner, texts) + opening_bytes(provider, len(texts))
         denoising = _denoising(refiner, plan.request, together, plan.stages[-1], provider)
-        weights = weight_bytes(refiner, [refiner.denoiser]) - closed_bytes(refiner, plan.request)
+        weights = weight_bytes(refiner, [refiner.denoiser]) - closed_bytes(refiner, plan.request, images)
         yield weights + opening_bytes(provider, 1) + denoising
 
 

@@ -21,6 +21,7 @@ from sdort.generation.latents.decode import Plan, planner_of
 from sdort.generation.latents.graph_memory import element_bytes, keeps_scores
 from sdort.generation.pictures.safety import is_judged
 from sdort.generation.requests.control_plan import find_control
+from sdort.generation.requests.prompt_copies import copy_schedules
 from sdort.generation.requests.refiner import open_refiner
 from sdort.generation.requests.request import Request
 from sdort.generation.requests.stages import Stage, plan_stages
@@ -160,18 +161,35 @@ def weight_bytes(folder: PipelineFolder, components: Collection[str]) -> int:
     return sum(_folder_bytes(place) for place in folders)
 
 
-def closed_bytes(folder: PipelineFolder, request: Request) -> int:
-    """Bytes of a denoiser's weights that are not in memory during its steps, where its parts open in turn: what
-    depends on the timestep alone."""
-    if request.lora:  # weights that change stay
-        return 0
+def closed_bytes(folder: PipelineFolder, request: Request, images: int) -> int:
+    """Bytes of a denoiser's weights that are not in memory during its steps, where its parts open in turn: of what
+    depends on the timestep alone, and of what the prompt decides if there is one.
+
+    Args:
+        images: all images of the run.
+    """
     split = split_file(folder.file(folder.denoiser))
-    if split is None or split.time is None:
+    if split is None or request.lora:  # weights that change stay
         return 0
-    parts = [part for part in (split.step, split.prompt) if part]
-    kept = {tensor.name for part in parts for tensor in part.graph.initializer}
-    closed = [tensor for tensor in split.time.graph.initializer if tensor.name not in kept]
-    return sum(tensor_nbytes(tensor, folder.denoiser) for tensor in closed)
+    closed = [split.time] if _prompts_change(folder, request, images) else [split.time, split.prompt]
+    sizes = {
+        tensor.name: tensor_nbytes(tensor, folder.denoiser)
+        for part in closed
+        if part
+        for tensor in part.graph.initializer
+    }
+    kept = [part for part in (split.step, split.prompt) if part and part not in closed]
+    names = {tensor.name for part in kept for tensor in part.graph.initializer}
+    steps = sum(size for name, size in sizes.items() if name not in names)
+    # What is closed was open before, at the most all of it.
+    return min(steps, sum(tensor_nbytes(tensor, folder.denoiser) for tensor in split.step.graph.initializer))
+
+
+def _prompts_change(folder: PipelineFolder, request: Request, images: int) -> bool:
+    """Whether a run has several prompts, or one that changes on the way."""
+    encoders = [encoder.component for encoder in folder.family.encoders]
+    copies = copy_schedules(request, encoders, guided=True, empty_is_zero=False)
+    return images > request.num_images or any(schedule.changes for each in copies for schedule in each or ())
 
 
 def _folder_bytes(folder: Path) -> int:

@@ -1,9 +1,9 @@
 """The memory that a component's activations take, counted: the most bytes of tensors that are alive at once.
 
-A session computes a graph node by node. An output is allocated when its node runs and freed after its last reader; a
-view lies in what it is of. Nothing counts as computed in place: of a graph whose sizes are open ONNX Runtime does not
-know that two tensors have one size. What kernels take while they run is known of attention; of others it is a stated
-number of the provider's.
+A session computes a graph node by node, in ONNX Runtime's own order (:func:`running_order`). An output is allocated
+when its node runs and freed after its last reader; a view lies in what it is of. Nothing is computed in place, and
+nothing kept for later tensors: sdort's sessions have ONNX Runtime's reuse of memory off. What kernels take while they
+run is known of attention; of others it is a stated number of the provider's.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sdort.errors import BadModelError
 from sdort.graph.domains import MICROSOFT
 from sdort.graph.fact import NOTHING, Fact
 from sdort.graph.symbolic import numbers
+from sdort.onnx_io.branches import outer_names
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.providers.provider import Provider
 from sdort.runtime.step.prepared_tensors import split_file
@@ -65,6 +66,30 @@ def peak_bytes(nodes: Sequence[Use], given: Sequence[str], results: Sequence[str
         read = {places[name] for name in node.inputs if name in places}
         taken -= sum(size(name) for name in {*read, *made} if last.get(name, index) == index)
     return most
+
+
+def running_order(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """The nodes in the order in which ONNX Runtime runs them: a depth-first search from the graph's ends, which visits
+    of a node's makers the last one in the file first (``GraphViewer`` and ``Graph::ReverseDFSFrom``,
+    microsoft/onnxruntime, onnxruntime/core/graph/).
+
+    Args:
+        nodes: in the file's order.
+    """
+    made = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    makers = [sorted({made[name] for name in (*node.input, *outer_names(node)) if name in made}) for node in nodes]
+    inner = {maker for each in makers for maker in each}
+    stack = [(index, False) for index in range(len(nodes)) if index not in inner]
+    order, seen = [], set[int]()
+    while stack:
+        index, done = stack.pop()
+        if done:
+            order.append(nodes[index])
+        elif index not in seen:
+            seen.add(index)
+            stack.append((index, True))
+            stack.extend((maker, False) for maker in makers[index] if maker not in seen)
+    return order
 
 
 def _places(nodes: Sequence[Use], results: set[str]) -> dict[str, str]:
@@ -115,7 +140,7 @@ def _counted(file: ComponentFile, sample: Sample, provider: Provider, widened: b
     fused = _sigmoids(graph.node) - {*results}
     nodes = [
         Use(node.input, node.output, _is_view(node), _scratch(node, elements, provider))
-        for node in graph.node
+        for node in running_order(graph.node)
         if node.op_type != "Constant" and node.output[0] not in fused
     ]
     return peak_bytes(nodes, given, results, elements.bytes) + provider.workspace_bytes
@@ -150,7 +175,7 @@ def _scratch(node: onnx.NodeProto, elements: _Elements, provider: Provider) -> i
     if node.op_type in _COPYING and node.domain == MICROSOFT and provider.is_fallback:
         return elements.bytes(node.output[0])
     if node.op_type == "Attention" and not node.domain:
-        return 2 * _scores(node, elements) * elements.half
+        return (1 if provider.is_fallback else 2) * _scores(node, elements) * elements.half
     if node.op_type != "MultiHeadAttention" or node.domain != MICROSOFT:
         return 0
     if provider.is_fallback:

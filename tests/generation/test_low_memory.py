@@ -183,7 +183,8 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
     found = SimpleNamespace(weights=weights, free=10**9, left=[], closed=0)
 
     def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, **_: Any) -> int:
-        return {"unet": 7, "vae_decoder": 600, "vae_encoder": 8000}[case.component] * case.batch
+        activations = {"text_encoder": 2, "unet": 7, "vae_decoder": 600, "vae_encoder": 8000, "image_encoder": 90}
+        return activations[case.component] * case.batch
 
     def plan(size: Any, tiling: Any, slicing: Any, free: int) -> str:
         found.left.append(free)
@@ -218,7 +219,7 @@ def test_the_largest_group_counts_and_not_the_sum(sums: Any) -> None:
     sums.weights["unet"] = 20_000
     assert low(2) == 20_000 + 4 * 7  # with guidance each image is two samples
     assert low(2, guidance_scale=1.0, control=("net",)) == 20_000 + 2 * 7 + 9
-    assert low(ip_adapter_image=("photo",)) == 50_000
+    assert low(ip_adapter_image=("photo",)) == 50_000 + 90
     sums.closed = 5_000
     assert low(2) == 15_000 + 4 * 7
     stage = SimpleNamespace(size=(64, 96), calls=2, refines=False)
@@ -226,7 +227,7 @@ def test_the_largest_group_counts_and_not_the_sum(sums: Any) -> None:
     assert low_memory.low_bytes(BASE, passes, 2, CPU, 100_000) == 20_000 + 4 * 7  # the second one's rows are made then
     sums.closed = 0
     sums.weights |= {"unet": 1, "text_encoder": 70_000}
-    assert low() == 70_000
+    assert low() == 70_000 + 2
 
 
 @pytest.mark.parametrize(
@@ -403,7 +404,7 @@ def test_a_step_that_the_provider_refuses_runs_on_the_cpu(
     assert "unet runs on cpu: no kernel" in capsys.readouterr().err
 
 
-def test_weights_that_are_closed_before_the_steps_are_those_of_timesteps_alone(folder: Path) -> None:
+def test_weights_that_are_closed_before_the_steps_are_those_of_timesteps_and_of_one_prompt(folder: Path) -> None:
     opened = open_folder(folder)
     split = split_file(opened.file("unet"))
     assert split is not None
@@ -413,5 +414,10 @@ def test_weights_that_are_closed_before_the_steps_are_those_of_timesteps_alone(f
     assert parts.together[-1] == ["prompt", "time", "step"]
     assert preparation is not None
     assert preparation.time is not None
-    assert memory_need.closed_bytes(opened, Request("a")) == preparation.time.nbytes > 0
-    assert memory_need.closed_bytes(opened, replace(Request("a"), lora=("a",))) == 0  # type: ignore[arg-type]
+    assert preparation.prompt is not None
+    both = preparation.time.nbytes + preparation.prompt.nbytes
+    assert memory_need.closed_bytes(opened, Request("a", num_images=3), 3) == both
+    assert min(preparation.time.nbytes, preparation.prompt.nbytes) > 0
+    for request, images in ((Request("a"), 2), (Request("a [b:c:0.5]"), 1), (Request("a", "[b|c]"), 1)):
+        assert memory_need.closed_bytes(opened, request, images) == preparation.time.nbytes
+    assert memory_need.closed_bytes(opened, replace(Request("a"), lora=("a",)), 1) == 0  # type: ignore[arg-type]

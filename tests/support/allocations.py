@@ -19,7 +19,8 @@ import numpy as np, onnxruntime
 counter = ctypes.CDLL(sys.argv[1])
 counter.allocations_start.restype = counter.allocations_most.restype = ctypes.c_long
 options = onnxruntime.SessionOptions()
-options.enable_mem_pattern = options.enable_cpu_mem_arena = False  # an arena takes more than it is asked for
+options.enable_mem_pattern = options.enable_mem_reuse = False  # as sdort's sessions have it
+options.enable_cpu_mem_arena = False  # an arena takes more than it is asked for
 options.intra_op_num_threads, options.log_severity_level = 1, 4
 session = onnxruntime.InferenceSession(sys.argv[2], options, providers=["CPUExecutionProvider"])
 kinds = {"tensor(float)": "f4", "tensor(float16)": "f2", "tensor(int64)": "i8"}
