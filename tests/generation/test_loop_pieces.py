@@ -38,6 +38,7 @@ from sdort.graph.signature import TensorSpec
 from sdort.runtime.step import bound_unet
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers
 from sdort.runtime.step.device_buffer import Buffer
+from sdort.runtime.step.step_caches import RowTables
 from sdort.runtime.step.step_conditions import StepConditions
 
 FP16, FP32 = np.dtype(np.float16), np.dtype(np.float32)
@@ -109,10 +110,49 @@ def test_new_conditioning_is_written_run_and_counted() -> None:
     texts = {name: Place(name, 2, 3) for name in ("text", "ids")}
     held: Any = SimpleNamespace(
         conditioning=texts, prompts=[SimpleNamespace(run=lambda index=index: run.append(index)) for index in (1, 2)],
-        changes=5, share=slice(1, 3), _packed=lambda name, values: values,
+        changes=5, share=slice(1, 3), _packed=lambda name, values: values, _written=None,
+        session=SimpleNamespace(weights=SimpleNamespace(version=7)),
     )  # fmt: skip
-    BoundBuffers.write_conditioning(held, {"ids": "hij", "text": "stuv"})  # type: ignore[dict-item]
-    assert (texts["text"].written, texts["ids"].written, run, held.changes) == (["tu"], ["ij"], [1, 2], 6)
+
+    def write(ids: str, text: str) -> tuple[Any, ...]:
+        values = {"ids": np.array(list(ids)), "text": np.array(list(text))}
+        BoundBuffers.write_conditioning(held, values)
+        return len(texts["text"].written), len(texts["ids"].written), len(run), held.changes
+
+    assert write("hij", "stuv") == (1, 1, 2, 6)
+    assert ("".join(texts["text"].written[0]), "".join(texts["ids"].written[0]), run) == ("tu", "ij", [1, 2])
+    assert write("xij", "stuv") == (1, 1, 2, 6)  # the same of its share
+    assert write("hik", "stuv") == (2, 2, 4, 7)
+    held.session.weights.version = 8  # of other weights, other things are made
+    assert write("hik", "stuv") == (3, 3, 6, 8)
+    assert write("hik", "stuv") == (3, 3, 6, 8)
+    held.prompts[1].run = lambda: 1 / 0
+    for _ in range(2):  # what failed is made again
+        with pytest.raises(ZeroDivisionError):
+            write("abc", "stuv")
+
+
+class Kept(dict[Any, Any]):
+    """Rows of schedules, all of which are kept."""
+
+    keep = dict.__setitem__
+
+
+def test_tables_of_rows_are_kept_as_far_as_there_is_room() -> None:
+    tables = RowTables(100)
+    first, second, third, large = (np.zeros(size, np.uint8) for size in (40, 50, 60, 300))
+    assert not tables.is_full
+    tables.keep("first", first)
+    assert not tables.is_full
+    tables.keep("second", second)
+    assert tables.is_full
+    assert tables.get("first") is first
+    assert tables.get("second") is second
+    assert tables.get("other") is None
+    tables.keep("third", third)
+    assert [tables.get(key) is None for key in ("first", "second", "third")] == [True, True, False]
+    tables.keep("large", large)  # the last one is kept whatever it has
+    assert [tables.get(key) is None for key in ("third", "large")] == [True, False]
 
 
 @pytest.mark.parametrize("kind", ["int64", "float32"])
@@ -136,8 +176,8 @@ def test_the_row_of_every_step(
     held: Any = SimpleNamespace(roles=UNET.roles,
         row=SimpleNamespace(array=lambda name: (shape, np.dtype(kind)) if name == "timestep" else None,
                             packed=lambda rows: rows, widened=lambda rows: {"widened": rows}),
-        changes=3, session=SimpleNamespace(preparation=None if beside is None else SimpleNamespace(beside=beside),
-                                           weights=SimpleNamespace(version=7)), _of_times=None,
+        changes=3, session=SimpleNamespace(weights=SimpleNamespace(version=7), preparation=beside if beside is None else
+                                           SimpleNamespace(beside=beside, time=None)), rows=Kept(),
         batch=Batch(1, 2, (4, 8, 8)), conditioning={"text": text}, prompts="prompts",
     )  # fmt: skip
     held.write_conditioning = lambda samples: text.write(samples["text"])
@@ -160,10 +200,11 @@ def test_the_row_of_every_step(
         assert BoundBuffers.step_rows(held, np.array([9.6, 5.5, 1.4]), conditions)["timestep"][2].item(0) != times[2]
         assert len(made) == 3
         return
-    assert held._of_times is None  # other prompts make other rows
     assert [values.tolist() for values in text.written] == [[[0, 0]] * 2, [[1, 1], [0, 0]]]
     assert sorted(made[0][2]) == ["a", "b"]
     assert made[0][2]["b"].tolist() == [[1, 0], [1, 0], [2, 0]]
+    BoundBuffers.step_rows(held, np.array([9.6, 5.5, 0.4]), conditions)
+    assert len(made) == 2  # other prompts make other rows
 
 
 @pytest.mark.parametrize("masked", [True, False])
