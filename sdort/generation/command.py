@@ -198,9 +198,10 @@ class Pipeline:
             if self._options.memory == LOW:  # whose sessions are closed
                 refuse_low(models.folder, plan, job.images, models.provider, device_id)
                 return plan, 0
-            refuse_shared(models.folder, plan, job.images, models.provider, self._options, self._held)
+            held = self._held + models.closable_bytes
+            refuse_shared(models.folder, plan, job.images, models.provider, self._options, held)
             return plan, refuse_generation(
-                models.folder, plan.request, job.images, models.provider, device_id, self._held,
+                models.folder, plan.request, job.images, models.provider, device_id, held,
                 refiner_open=models.refiner is not None, controls_open=models.controls.open_models,
                 stages=plan.stages,
             )  # fmt: skip

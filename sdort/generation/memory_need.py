@@ -32,6 +32,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.activations import activation_bytes
+from sdort.runtime.session import Session
 from sdort.runtime.step.prepared_tensors import Prepared, prepared_tensors, split_file
 from sdort.tables import size_text
 from sdort.workload.cases import Case
@@ -286,6 +287,28 @@ def refiner_bytes(
     components = [name for name in refiner.needed if name != DECODER]
     return weight_bytes(refiner, components) + case_bytes(
         refiner, Case(refiner.denoiser, samples, *size), provider, steps=request.steps, graphs=graphs_of(request)
+    )
+
+
+def decide_parts(folder: PipelineFolder, unet: Session, request: Request, images: int, stage: Stage) -> None:
+    """Let what runs before the steps of a denoiser that is open stay open for other schedules and prompts, or be closed
+    once the steps need no more of it: where free memory, as it is now, is too small for what generating takes.
+
+    Args:
+        images: of the batch.
+        stage: of the batch.
+    """
+    preparation, provider = unet.preparation, unet.provider
+    free = free_memory(provider.vendor, unet.options.device_id)
+    if preparation is None or free is None:
+        return
+    needed = generation_bytes(folder, request, images, provider, free, [stage])
+    preparation.frees = free < needed
+    held = sum(part.nbytes for part in preparation.parts)
+    detail(
+        f"{unet.component}: what runs before the steps ({size_text(held)} of weights) "
+        f"{'is closed once it has run' if preparation.frees else 'stays open'}: an image needs about "
+        f"{size_text(needed)}, and {size_text(free)} are free"
     )
 
 

@@ -27,7 +27,7 @@ from sdort.generation.latents.encode import Encoder, Posterior, pixels_of_images
 from sdort.generation.latents.graph_memory import decoder_memory
 from sdort.generation.latents.preview import BatchPreviews, Decode, Previewer
 from sdort.generation.latents.start_latents import Start
-from sdort.generation.memory_need import fits_beside, has_room
+from sdort.generation.memory_need import decide_parts, fits_beside, has_room
 from sdort.generation.pictures.images import Generated, to_image
 from sdort.generation.pictures.resampling import enlarged_latents
 from sdort.generation.pictures.safety import SafetyChecker, Verdict
@@ -164,6 +164,12 @@ class TextToImage:
         self._checker: SafetyChecker | None = None
         self.guard: Guard | None = None
         """Takes a stage that fails again in a safer precision; without it the failure is raised."""
+
+    @property
+    def closable_bytes(self) -> int:
+        """Bytes of weights that are given back where steps have too little memory."""
+        preparation = self.sessions[self.denoiser].preparation if self.denoiser in self.sessions else None
+        return sum(part.nbytes for part in preparation.parts if part.is_open) if preparation else 0
 
     def size(self, request: Request) -> tuple[int, int]:
         """Height and width in pixels that ``request`` generates first, as :func:`image_size`."""
@@ -831,11 +837,15 @@ class TextToImage:
         if batch.samples != self._samples:
             self._samples = batch.samples
             remark_on_shares(self.loop.unet, batch.samples)
+        if self.one_group is None and batch not in self.loop.sizes:
+            self.loop.sizes.add(batch)
+            decide_parts(self.folder, self.loop.unet, request, batch.images, stage)
         previews = self._previews(request, stage, guidance, source.seeds)
         controls = self._controls(request, stage)
         on_device = recurrence is not None and self.loop.fits(recurrence, batch)
-        timesteps = recurrence.timesteps if recurrence and on_device else self._steps(request, stage).timesteps
-        self.loop.make_rows(timesteps, [(replace(batch, images=images), each) for images, each in following])
+        if following:
+            timesteps = recurrence.timesteps if recurrence and on_device else self._steps(request, stage).timesteps
+            self.loop.make_rows(timesteps, [(replace(batch, images=images), each) for images, each in following])
         if recurrence is None or not on_device:
             detail("the steps go through the host")
             steps, unet = self._steps(request, stage), self.loop.buffers(batch, conditions, steered=bool(controls))

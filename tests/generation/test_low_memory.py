@@ -421,3 +421,48 @@ def test_weights_that_are_closed_before_the_steps_are_those_of_timesteps_and_of_
     for request, images in ((Request("a"), 2), (Request("a [b:c:0.5]"), 1), (Request("a", "[b|c]"), 1)):
         assert memory_need.closed_bytes(opened, request, images) == preparation.time.nbytes
     assert memory_need.closed_bytes(opened, replace(Request("a"), lora=("a",)), 1) == 0  # type: ignore[arg-type]
+
+
+def test_with_all_models_open_the_parts_close_where_an_image_has_too_little_memory(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, pipelines: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was decided of a size holds for it; another size is decided anew."""
+    free = 10**9
+    monkeypatch.setattr(memory_need, "free_memory", lambda *_: free)
+    other = {**DRAWN, "width": 64}
+    narrow = Request(PROMPT, width=64, height=64, steps=2)
+    needed = memory_need.generation_bytes(open_folder(folder), narrow, 1, CPU, free)
+    console.set_verbosity(console.VERBOSE)
+    try:
+        with watching_parts() as parts, sdort.load(folder, provider="cpu", check=False) as pipeline:
+            pipeline.generate(PROMPT, **DRAWN)
+            assert sorted(parts.now) == ["prompt", "step", "time"]
+            assert "stays open: an image needs about" in " ".join(capsys.readouterr().err.split())
+            closable = pipeline._models.closable_bytes
+            assert closable > 0
+            pipeline._held, free = 0, needed - 1
+            small = pipeline.generate(PROMPT, **other).images[0].pixels
+            assert "is closed once it has run: an image needs about" in " ".join(capsys.readouterr().err.split())
+            assert parts.now == ["step"]
+            pipeline._held, free = 0, needed
+            np.testing.assert_array_equal(pipeline.generate(PROMPT, **other).images[0].pixels, small)
+            assert len(parts.together) == 3  # the same schedule and the same prompt
+            pipeline.generate(PROMPT, **{**other, "steps": 3})
+            assert parts.together[3:] == [["step", "time"]]
+            assert parts.now == ["step"]
+    finally:
+        console.set_verbosity(console.SILENT)
+    np.testing.assert_array_equal(small, pipelines[0].generate(PROMPT, **other).images[0].pixels)
+
+
+def test_what_can_be_closed_counts_as_free(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    request = Request(PROMPT, **{name: DRAWN[name] for name in ("steps", "height", "width")})
+    needed = memory_need.generation_bytes(open_folder(folder), request, 1, CPU, 10**9)
+    with sdort.load(folder, provider="cpu", check=False) as pipeline:
+        closable = pipeline._models.closable_bytes
+        monkeypatch.setattr(memory_need, "free_memory", lambda *_: int(needed / memory_need.MARGIN) - closable + 99)
+        pipeline.generate(PROMPT, **DRAWN)
+        assert pipeline._models.closable_bytes == 0
+        pipeline._held = 0
+        with pytest.raises(MemoryShortageError):
+            pipeline.generate(PROMPT, **DRAWN)

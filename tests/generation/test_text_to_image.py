@@ -168,7 +168,7 @@ def test_sessions_are_opened_with_what_is_for_them(monkeypatch: pytest.MonkeyPat
     names = ("text_encoder", "unet", DECODER)
     reasons = {"text_encoder": "why", "unet": None, DECODER: "why not"}
 
-    def open_side_by_side(components: Any, provider: Any, on_open: Callable[[str], None]) -> Any:
+    def open_side_by_side(components: Any, provider: Any, on_open: Callable[[str], None], ahead: Any) -> Any:
         asked.update(components, provider=provider)
         for name in components:
             on_open(name)
@@ -398,7 +398,8 @@ def test_steps_stay_on_the_device_where_they_can(
 
     told: list[Any] = []
     monkeypatch.setattr(module, "remark_on_shares", lambda *of: told.append(of))
-    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound, unet="unet")
+    monkeypatch.setattr(module, "decide_parts", lambda *of: told.append(of[1:]))
+    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound, unet="unet", sizes=set())
     controls: Any = SimpleNamespace(nets=["net"]) if nets else None
     monkeypatch.setattr(module, "denoise", host)
     monkeypatch.setattr(TextToImage, "_controls", lambda *_: controls)
@@ -413,7 +414,8 @@ def test_steps_stay_on_the_device_where_they_can(
     found = pipe._denoise_batch(request, STAGE, recurrence, conditions, Begins(), source, advance)  # type: ignore[arg-type]
     assert found is noise
     assert pipe.timings.steps == [1.0, 2.0]
-    assert told == [("unet", 4)]
+    assert told == [("unet", 4), ("unet", request, 2, STAGE)]
+    assert [(each.samples, each.extra) for each in loop.sizes] == [(4, 5 if extra else 0)]
     assert seen["begin"] == ((4, 2, 6), STAGE.part)
     assert ("host" in seen) is through_host
     guidance, previews = [-2.0, 3.0], ("previews", SEEDS)
@@ -421,14 +423,14 @@ def test_steps_stay_on_the_device_where_they_can(
         unet, steps, begun, draw, *rest = seen["host"]
         assert unet == ("bound", 5 if extra else 0, nets)
         assert (steps, begun, draw) == ("steps", given, source.draw)
-        assert rest == [guidance, advance, previews, controls, 4]
+        assert rest == [guidance, advance, previews, controls, 4, None]
         assert source.drawn == []
     else:
         batch, rows, *rest = seen["device"]
         assert (batch.copies, batch.images, batch.latent, batch.extra) == (2, 2, (4, 2, 6), 5 if extra else 0)
         assert rows.shape == (3, 2, 4, 2, 6)
         assert [rows[number].max() for number in range(3)] == [0, 1, 2]
-        assert rest == [guidance, advance, "image", "mask", given.extra, previews, controls, 4]
+        assert rest == [guidance, advance, "image", "mask", given.extra, previews, controls, 4, None]
         assert source.drawn == [(4, 2, 6)] * 2
         assert batches == [batch]
 
@@ -735,7 +737,7 @@ def test_the_refiner_is_that_of_the_request(fits: bool, monkeypatch: pytest.Monk
         return SimpleNamespace(
             folder=folder,
             _use_unet=lambda **asked: opened.extend(
-                [] if asked == {"steered": False, "cut": 0} else ["asked otherwise"]
+                [] if asked == {"steered": False, "cut": 0, "patches": 0} else ["asked otherwise"]
             ),
             _conditions=lambda requests, stages: [["condition"] * len(requests)],
             _recurrence=lambda *_: None,

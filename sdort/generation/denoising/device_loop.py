@@ -117,6 +117,8 @@ class Loop:
         self._last: StepAccumulator | None = None
         """The last run's, where another one may be of its kind."""
         self._bound: dict[tuple[Batch, InputShapes, Lengths], BoundBuffers] = {}
+        self.sizes: set[Batch] = set()
+        """Batches for which it was decided whether what runs before the steps stays open."""
         self._graphs = 0
         self._controlled: weakref.WeakSet[BoundBuffers] = weakref.WeakSet()
 
