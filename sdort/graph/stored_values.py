@@ -47,6 +47,20 @@ class StoredValues:
                 left -= piece.size
                 yield piece
 
+    def bytes_through(self, buffer: Array) -> Iterator[Array]:
+        """The bytes in pieces, uint8, each at the beginning of ``buffer`` until the next one is asked for.
+
+        Args:
+            buffer: uint8 [bytes].
+        """
+        left = self.nbytes
+        with self._opened() as file:
+            while left:
+                piece = buffer[:left]
+                self._fill(file, piece)
+                left -= piece.size
+                yield piece
+
     @contextmanager
     def _opened(self) -> Iterator[FileIO]:
         try:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import ctypes
 import re
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -92,6 +93,28 @@ class DeviceBlock:
         target, size = ctypes.c_void_p(self.address + offset), ctypes.c_size_t(source.nbytes)
         self._call("Memcpy", target, ctypes.c_void_p(source.ctypes.data), size, _TO_DEVICE)
 
+    @contextmanager
+    def staging(self, nbytes: int) -> Iterator[Array]:
+        """Memory of the host, uint8 [nbytes], from which :meth:`write` copies fastest: its pages are locked, and the
+        device reads them itself. Where the driver locks none it is ordinary memory, which the driver copies first.
+        """
+        if not self.vendor:
+            yield np.empty(nbytes, np.uint8)
+            return
+        allocate, free = _LOCKED[self.vendor]
+        pointer = ctypes.c_void_p()
+        self._call("SetDevice", self.device_id)
+        try:
+            call_runtime(self.vendor, allocate, ctypes.byref(pointer), ctypes.c_size_t(nbytes), ctypes.c_uint(0))
+        except ProviderError:
+            forget_error(self.vendor)
+            yield np.empty(nbytes, np.uint8)
+            return
+        try:
+            yield np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer.value or 0))
+        finally:
+            give_back(self.vendor, free, pointer.value or 0)
+
     def synchronize(self) -> None:
         """Wait until what was written is there: a copy may return while it is on its way from a buffer of the driver's,
         and streams of ONNX Runtime wait for no copy (CUDA's API synchronization behavior)."""
@@ -123,6 +146,8 @@ def borrowed_value(address: int, vendor: str, device_id: int, shape: Sequence[in
 
 
 _PREFIXES = {"nvidia": "cuda", "amd": "hip"}
+_LOCKED = {"nvidia": ("HostAlloc", "FreeHost"), "amd": ("HostMalloc", "HostFree")}
+"""The functions that allocate memory of the host with locked pages, and free it."""
 _LIBRARIES = {"nvidia": r"libcudart\.so", "amd": r"libamdhip64\.so"}
 _NO_MEMORY = 2
 """``cudaErrorMemoryAllocation``, and HIP's."""
@@ -186,6 +211,11 @@ def runtime_code(vendor: str, name: str, *arguments: Any) -> int:
         ProviderError: the vendor's library is not loaded.
     """
     return int(getattr(_loaded(vendor), _PREFIXES[vendor] + name)(*arguments))
+
+
+def forget_error(vendor: str) -> None:
+    """Take a failed call's code back: who asks for the last error would take it for that of a call of its own."""
+    getattr(_loaded(vendor), f"{_PREFIXES[vendor]}GetLastError")()
 
 
 def give_back(vendor: str, name: str, address: int) -> None:

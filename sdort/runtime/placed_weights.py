@@ -10,7 +10,9 @@ import math
 from collections import defaultdict, deque
 from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 import numpy as np
@@ -18,6 +20,7 @@ import onnx
 from onnx import TensorProto
 
 from sdort.graph.domains import MICROSOFT
+from sdort.graph.signature import Array
 from sdort.graph.stored_values import StoredValues
 from sdort.onnx_io.branches import outer_names
 from sdort.onnx_io.external import ExternalData
@@ -27,6 +30,8 @@ LEAST = 1 << 16
 """Bytes of the smallest weight that is placed; ONNX Runtime packs smaller ones."""
 THREADS = 4
 """Weights that are read at a time: one is read while another one is copied."""
+STAGED = 1 << 22
+"""Bytes of the memory that each of them is read to and copied from."""
 READERS = {
     ("", "MatMul"): {0, 1},
     ("", "Gemm"): {0, 1},
@@ -74,23 +79,37 @@ class PlacedWeights:
     def load(self, names: Iterable[str]) -> None:
         """Write the values that the files have.
 
+        Args:
+            names: one at least.
+
         Raises:
             BadModelError: they cannot be read.
         """
-        with ThreadPoolExecutor(THREADS, "sdort-weights") as pool:
-            deque(pool.map(self._load, names), maxlen=0)
-        self.block.synchronize()
+        names = list(names)
+        piece = min(STAGED, max(self._stored[name].nbytes for name in names))
+        with self.block.staging(THREADS * piece) as memory, ThreadPoolExecutor(THREADS, "sdort-weights") as pool:
+            buffers = SimpleQueue[Array]()
+            for buffer in memory.reshape(THREADS, piece):
+                buffers.put(buffer)
+            deque(pool.map(partial(self._load, buffers), names), maxlen=0)
+            self.block.synchronize()
 
     def load_one(self, name: str) -> None:
         """Write the values that the files have of one weight, in any thread; errors are as there."""
-        self._load(name)
+        buffers = SimpleQueue[Array]()
+        buffers.put(np.empty(min(STAGED, self._stored[name].nbytes), np.uint8))
+        self._load(buffers, name)
         self.block.synchronize()
 
-    def _load(self, name: str) -> None:
-        offset, values = self._offsets[name], self._stored[name]
-        for piece in values.pieces():
-            self.block.write(offset, piece)
-            offset += piece.nbytes
+    def _load(self, buffers: SimpleQueue[Array], name: str) -> None:
+        """Copy a weight through one of ``buffers``, of which each thread finds one."""
+        offset, buffer = self._offsets[name], buffers.get()
+        try:
+            for piece in self._stored[name].bytes_through(buffer):
+                self.block.write(offset, piece)
+                offset += piece.nbytes
+        finally:
+            buffers.put(buffer)
 
 
 def _place(values: StoredValues) -> tuple[Path, int, int]:

@@ -19,11 +19,11 @@ import pytest
 from onnx import parser
 from support import rocm_stub
 
-from sdort.errors import MemoryShortageError, ProviderError
+from sdort.errors import BadModelError, MemoryShortageError, ProviderError
 from sdort.graph.stored_values import StoredValues
 from sdort.providers import CPU
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime import device_block
+from sdort.runtime import device_block, placed_weights
 from sdort.runtime.device_block import ALIGNMENT, DeviceBlock
 from sdort.runtime.opener import create_session
 from sdort.runtime.placed_weights import PlacedWeights, placeable
@@ -138,13 +138,23 @@ def test_a_session_reads_them_where_they_are(model: Path) -> None:
     np.testing.assert_array_equal(session.run(["rows"], feeds())[0][0], np.ones(130))
 
 
+LOCKED = {"cuda": ("HostAlloc", "FreeHost"), "hip": ("HostMalloc", "HostFree")}
+
+
 class Runtime:
     """A vendor's runtime over the host's memory."""
 
     def __init__(self, prefix: str, limit: int = 1 << 30) -> None:
         self.left, self.held, self.device, self.on_its_way = limit, set[int](), -1, False
-        for name in ("SetDevice", "Malloc", "Memcpy", "DeviceSynchronize", "Free"):
+        for name in ("SetDevice", "Malloc", "Memcpy", "DeviceSynchronize", "Free", "GetLastError"):
             setattr(self, prefix + name, getattr(self, name))
+        for name, function in zip(LOCKED[prefix], (self.lock, self.unlock), strict=True):
+            setattr(self, prefix + name, function)
+        self.locks, self.error = True, 0
+        self.locked: dict[int, int] = {}
+        """Memory with locked pages: its address and bytes."""
+        self.from_locked: set[bool] = set()
+        """Whether copies were from such memory."""
         self._libc = ctypes.CDLL(None)
         self._libc.malloc.restype = ctypes.c_void_p
 
@@ -162,9 +172,31 @@ class Runtime:
 
     def Memcpy(self, target: ctypes.c_void_p, source: ctypes.c_void_p, size: ctypes.c_size_t, kind: int) -> int:
         assert kind == 1
+        begin, end = source.value or 0, (source.value or 0) + size.value
+        self.from_locked.add(any(begin >= place and end <= place + held for place, held in self.locked.items()))
         ctypes.memmove(target, source, size.value)
         self.on_its_way = True
         return 0
+
+    def lock(self, pointer: Any, size: ctypes.c_size_t, flags: ctypes.c_uint) -> int:
+        assert self.device == 1, "it would begin to use another device"
+        if not self.locks:
+            self.error = 2
+            return 2
+        address = self._libc.malloc(size)
+        ctypes.cast(pointer, ctypes.POINTER(ctypes.c_void_p))[0] = address
+        self.locked[address] = size.value
+        return 0
+
+    def unlock(self, address: ctypes.c_void_p) -> int:
+        assert not self.on_its_way
+        del self.locked[address.value or 0]
+        self._libc.free(address)
+        return 0
+
+    def GetLastError(self) -> int:
+        self.error, error = 0, self.error
+        return error
 
     def DeviceSynchronize(self) -> int:
         self.on_its_way = False
@@ -198,6 +230,40 @@ def test_a_gpus_memory_is_taken_written_and_freed(model: Path, gpu: tuple[str, R
     del session, placed
     gc.collect()
     assert runtime.held == set()
+    assert (runtime.from_locked, runtime.locked) == ({True}, {})
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_weights_come_through_memory_that_the_gpu_reads(
+    locks: bool, gpu: tuple[str, Runtime], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In pieces, by several threads; through ordinary memory where the driver locks none, and no error is left."""
+    vendor, runtime = gpu
+    runtime.locks = locks
+    monkeypatch.setattr(placed_weights, "STAGED", 1000)
+    values = np.random.default_rng(1).standard_normal(30_000).astype(np.float16)
+    values.tofile(tmp_path / "weights")
+    bounds = list(itertools.pairwise([0, 499, 500, 7000, 8001, 20_000, 30_000]))
+    stored = {str(a): StoredValues(tmp_path / "weights", 2 * a, (b - a,), np.float16) for a, b in bounds}
+    placed = PlacedWeights(stored, vendor, 1)
+    assert (runtime.from_locked, runtime.locked, runtime.error) == ({locks}, {}, 0)
+    for begin, end in bounds:
+        found = placed.initializers[str(begin)].numpy()
+        np.testing.assert_array_equal(found.view(np.uint16), values[begin:end].view(np.uint16))
+    runtime.device = 0  # as in a thread that has not used the GPU
+    with placed.block.staging(10):
+        assert len(runtime.locked) == locks
+    placed.load_one("8001")
+    assert False in runtime.from_locked, "locking pages for one weight takes longer than copying it"
+
+
+def test_a_file_that_ends_early_leaves_nothing_locked(gpu: tuple[str, Runtime], tmp_path: Path) -> None:
+    vendor, runtime = gpu
+    (tmp_path / "weights").write_bytes(bytes(1000))
+    with pytest.raises(BadModelError, match="ends 1000 bytes before the end of a tensor"):
+        PlacedWeights({"w": StoredValues(tmp_path / "weights", 0, (1000,), np.float16)}, vendor, 1)
+    gc.collect()
+    assert (runtime.locked, runtime.held) == ({}, set())
 
 
 def test_too_little_memory_is_said(gpu: tuple[str, Runtime]) -> None:
