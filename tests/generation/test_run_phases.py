@@ -58,6 +58,8 @@ def test_run_tells_where_the_time_went_if_asked_for_details(
     rows = [re.split("  +", line) for line in lines[first + 3 : last]]
     assert rows[0][:2] == [START, "0.25"]
     expected = {"imports", "comparison of files", "plan", "sessions", "tokenizers", "text encoder", "first step"}
-    assert expected | {"other steps", "decoder", "image files", REST} <= {name for name, *_ in rows}
+    assert expected | {"preparation of steps", "other steps", "decoder", "image files", REST} <= {
+        name for name, *_ in rows
+    }
     assert re.split("  +", lines[last])[1] == "1000"
     assert sum(float(seconds) for _, seconds, _ in rows) == pytest.approx(1000, abs=1)

@@ -29,6 +29,7 @@ from sdort.generation.latents.preview import BatchPreviews
 from sdort.generation.requests.deep_cache import whole_calls
 from sdort.generation.schedules.recurrence import Recurrence
 from sdort.graph.signature import Array
+from sdort.machine.phases import phase
 from sdort.runtime.device_stream import DeviceStream
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session
@@ -165,20 +166,21 @@ class Loop:
         Raises:
             ParityError: the UNet returned NaN or infinity.
         """
-        buffers = self.buffers(batch, conditions, steered=bool(controls))
-        # What an earlier run left there is multiplied by zero at the first sum, but zero times NaN is NaN.
-        buffers.output.write(np.zeros(buffers.output.shape, buffers.output.dtype))
-        times = buffers.step_rows(recurrence.timesteps, conditions)
-        buffers.begin(conditions)
-        given = noise if image is None else np.concatenate([image[None], noise])
-        session = self._summing(mask is not None, batch.latent[0] if batch.extra else None)
-        # Kept again at the end: of a run that ends early some outputs may not be finite, and zero times NaN is NaN.
-        accumulator, self._last = self._last, None
-        if accumulator and accumulator.is_for(buffers, recurrence, guidance, mask, extra):
-            accumulator.begin(times, given)
-        else:
-            del accumulator  # its memory goes first
-            accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
+        with phase("preparation of steps"):
+            buffers = self.buffers(batch, conditions, steered=bool(controls))
+            # What an earlier run left there is multiplied by zero at the first sum, but zero times NaN is NaN.
+            buffers.output.write(np.zeros(buffers.output.shape, buffers.output.dtype))
+            times = buffers.step_rows(recurrence.timesteps, conditions)
+            buffers.begin(conditions)
+            given = noise if image is None else np.concatenate([image[None], noise])
+            session = self._summing(mask is not None, batch.latent[0] if batch.extra else None)
+            # Kept again at the end: of a run that ends early some outputs may not be finite, and zero times NaN is NaN.
+            accumulator, self._last = self._last, None
+            if accumulator and accumulator.is_for(buffers, recurrence, guidance, mask, extra):
+                accumulator.begin(times, given)
+            else:
+                del accumulator  # its memory goes first
+                accumulator = StepAccumulator(session, buffers, recurrence, times, given, guidance, mask, extra)
         with _Pace(self.unet.stream, lambda: on_step(batch.images)) as pace:
             for step, whole in enumerate(whole_calls(every, recurrence.steps, conditions, exact)):
                 accumulator.prepare(step)
