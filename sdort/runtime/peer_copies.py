@@ -15,16 +15,16 @@ _ENABLED = 704
 
 
 def copy_block(source: DeviceBlock, target: DeviceBlock, stream: DeviceStream | None) -> None:
-    """Copy all of a block over another one of its size.
+    """Copy the beginning of a block over all of another one.
 
     Args:
         stream: of the source's GPU, on which the copy has its turn; None in the host's memory, where it is done now.
     """
     if stream is None:
-        ctypes.memmove(target.address, source.address, source.nbytes)
+        ctypes.memmove(target.address, source.address, target.nbytes)
         return
     places = (ctypes.c_void_p(target.address), target.device_id, ctypes.c_void_p(source.address), source.device_id)
-    size = ctypes.c_size_t(source.nbytes)
+    size = ctypes.c_size_t(target.nbytes)
     call_runtime(source.vendor, "MemcpyPeerAsync", *places, size, ctypes.c_void_p(stream.address))
 
 

@@ -76,7 +76,7 @@ def test_fresh_patches_are_the_whole(
     # Skips and mid block: two halvings are one here, as the tiny UNet has two levels.
     assert patch_rows(model, "unet") == 2
     kinds = check_fresh(model, patches, tmp_path)
-    assert kinds["sums"] == 21
+    assert kinds["sums"] == {"cpu": 1, "cuda": 5, "rocm": 5}[target]  # of as many sizes
     assert kinds["keys"] == (8 if family == "sdxl" else 4)
     assert kinds["rows"] == 20
 

@@ -52,7 +52,8 @@ class BoundPatch:
     """A patch of the image for the samples that its device has a part of.
 
     For each of these samples there is a block of memory for every patch: what this one gives, and what the others gave.
-    The whole UNet, bound on the same device, writes all of them.
+    The whole UNet, bound on the same device, writes all of them. What a patch takes of itself is the beginning of its
+    own block, which is copied before a run writes there.
 
     Args:
         buffers: the whole UNet for the same samples, whose inputs but the latents it has.
@@ -76,13 +77,15 @@ class BoundPatch:
         for other in devices if self._vendor else ():
             if other != self._number:
                 reach_peer(self._vendor, self._number, other)
-        self._layout = self._first_layout()
+        self._layout, self._kept_layout = self._first_layouts()
         self._edge = self._block(max(map(self._layout.bytes_of, points.given)))
         """Zeros, in the place of rows beyond the edge of the image."""
         self._edge.write(0, np.zeros(self._edge.nbytes, np.uint8))
         self._edge.synchronize()
         self._blocks = [[self._block(self._layout.nbytes) for _ in range(points.patches)] for _ in buffers.slices]
         """For each sample a block of each patch."""
+        self._kept = [self._block(self._kept_layout.nbytes) for _ in buffers.slices]
+        """What it takes of itself."""
         for part, blocks in enumerate(self._blocks):
             given = {
                 given_by(name, number): self._layout.within(block, name)
@@ -92,12 +95,15 @@ class BoundPatch:
             buffers.bind_outputs(part, given)
         self._bindings = [self._bind(part) for part in range(len(buffers.slices))]
 
-    def _first_layout(self) -> _Layout:
-        """The layout of a sample's blocks, the same for all: a first run of the whole UNet tells the sizes."""
+    def _first_layouts(self) -> tuple[_Layout, _Layout]:
+        """The layout of a sample's blocks, and of the beginning that a patch takes of itself, the same for all samples:
+        a first run of the whole UNet tells the sizes."""
         made = self._buffers.further_outputs(0)
         dtypes = {spec.name: spec.dtype for spec in self._session.outputs}
         shapes = {name: tuple(made[given_by(name, 0)].shape()) for name in self._points.given}
-        return _Layout(self._session, {name: (shape, dtypes[name]) for name, shape in shapes.items()})
+        arrays = {name: (shape, dtypes[name]) for name, shape in shapes.items()}
+        kept = {name: arrays[name] for name in self._points.kept}
+        return _Layout(self._session, arrays), _Layout(self._session, kept)
 
     def _block(self, nbytes: int) -> DeviceBlock:
         return DeviceBlock(self._vendor, self._number, nbytes, "what patches give each other")
@@ -109,8 +115,13 @@ class BoundPatch:
         )  # fmt: skip
         binding, sources = session.io_binding(), self._points.sources(self._index)
         for name, (source, given) in sources.items():
-            beyond = self._layout.arguments(given, self._edge.address)
-            binding.bind_input(name, *(beyond if source is None else self._layout.within(blocks[source], given)))
+            if source is None:
+                taken = self._layout.arguments(given, self._edge.address)
+            elif source == self._index:
+                taken = self._kept_layout.within(self._kept[part], given)
+            else:
+                taken = self._layout.within(blocks[source], given)
+            binding.bind_input(name, *taken)
         for name in [name for name in step_inputs(session) if name not in sources]:
             latents = name == buffers.roles.sample
             own = _rows(self._sample, samples) if latents else buffers.arguments(name, samples)
@@ -128,6 +139,9 @@ class BoundPatch:
             sample: the UNet's input for the device's samples, all rows.
         """
         self._sample.write(sample[:, :, self._rows])
+        for blocks, kept in zip(self._blocks, self._kept, strict=True):
+            copy_block(blocks[self._index], kept, self._stream)
+        self.wait()
         for binding, graph in zip(self._bindings, self._buffers.graphs, strict=True):
             self._session.run_bound(binding, graph)
         return self._output.read()

@@ -9,21 +9,22 @@ this changes little, so that each part takes what the others gave in the step be
 kind        at                              a patch gives
 ==========  ==============================  =============================================================
 rows        convolutions                    its first row and its last, which its neighbours take
-sums        group norms                     the mean of each group and of its squares, which all others take
+sums        group norms, some at once       the mean of each group and of its squares, which all others take
 keys        attention of the image's        its keys and values, which all others take
             tokens among themselves
 ==========  ==============================  =============================================================
 
 The graph of a patch gives these beside its output. The whole graph gives them for every patch, for the steps that are
 exact. All other operators on the latents' way have to be local to a row. A group norm stays the operator that it is: it
-normalizes by the numbers of its patch, and has other weights, which make the result that of all patches' numbers. They
-are those of one sample, so that these graphs run on one sample at a time. No names of nodes or weights are looked at.
+normalizes by the numbers that its patch has now, and has other weights: those with which, a step before, the result
+would have been that of all patches' numbers. They are those of one sample, so that these graphs run on one sample at a
+time. No names of nodes or weights are looked at.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,6 +34,7 @@ from onnx import TensorProto, helper
 from sdort.errors import BadModelError
 from sdort.families.known_families import roles_of
 from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
+from sdort.graph.topological_order import topological_order
 from sdort.onnx_io.branches import outer_names
 from sdort.runtime.step.step_split import Needed, Parts, constants_of, graph_inputs, tensor_types
 from sdort.workload.steering_inputs import is_residual
@@ -63,7 +65,7 @@ class Point:
         kind: ``rows``, ``sums`` or ``keys``.
         given: outputs of a patch's graph; of rows the first one and the last.
         taken: inputs of it: of rows those of the patch above and below, else for each of ``given`` one of each other
-            patch.
+            patch; before these, of sums, one of the patch itself.
     """
 
     kind: str
@@ -87,14 +89,20 @@ class PatchPoints:
         """All that a patch gives."""
         return [name for point in self.points for name in point.given]
 
+    @property
+    def kept(self) -> list[str]:
+        """The first ones of these, which it takes itself in the next step."""
+        return [name for point in self.points if point.kind == "sums" for name in point.given]
+
     def sources(self, index: int) -> dict[str, tuple[int | None, str]]:
         """For each further input of a patch's graph the patch that gives it, None where there is none and it is zeros,
-        and the name of what that gives.
+        and the name of what that gives; of sums a patch takes its own of the step before too.
 
         Args:
             index: of the patch, from the top.
         """
         others = [number for number in range(self.patches) if number != index]
+        every = {"sums": [index, *others], "keys": others}
         found: dict[str, tuple[int | None, str]] = {}
         for point in self.points:
             if point.kind == "rows":
@@ -103,7 +111,7 @@ class PatchPoints:
                 found[below] = (index + 1 if index + 1 < self.patches else None, first)
             else:
                 for name, inputs in zip(point.given, point.taken, strict=True):
-                    found.update(zip(inputs, ((number, name) for number in others), strict=True))
+                    found.update(zip(inputs, ((number, name) for number in every[point.kind]), strict=True))
         return found
 
 
@@ -244,14 +252,52 @@ def _window(node: onnx.NodeProto) -> tuple[int, int, tuple[int, int]] | None:
 
 def _norm_problem(graph: onnx.GraphProto, node: onnx.NodeProto) -> str | None:
     """Why a group norm is none whose numbers can be those of all patches, or none."""
-    attributes, constants = _attributes(node), constants_of(graph)
-    if node.op_type != "InstanceNormalization":
-        last = node.domain in (MICROSOFT, OWN_DOMAIN) and attributes.get("channels_last", 1)
-        return None if last or node.op_type == "GroupNormalization" else "is over channels first"
-    maker = next((each for each in graph.node if node.input[0] in each.output), None)
-    if maker is None or maker.op_type != "Reshape" or maker.input[1] not in constants:
-        return "is over something else than the groups of an image"
-    return None if node.input[1] in constants else "has a scale that is no weight"
+    constants = constants_of(graph)
+    if node.op_type == "InstanceNormalization":
+        maker = next((each for each in graph.node if node.input[0] in each.output), None)
+        if maker is None or maker.op_type != "Reshape" or maker.input[1] not in constants:
+            return "is over something else than the groups of an image"
+    elif node.op_type != "GroupNormalization" and not _attributes(node).get("channels_last", 1):
+        return "is over channels first"
+    return None if node.input[_scale_of(node)] in constants else "has a scale that is no weight"
+
+
+def _scale_of(node: onnx.NodeProto) -> int:
+    """The place of a norm's scale among its inputs; its shift is the next."""
+    return 2 if node.domain == OWN_DOMAIN and node.op_type == "GroupNorm" else 1
+
+
+def _sorted(nodes: Sequence[onnx.NodeProto]) -> list[onnx.NodeProto]:
+    """Nodes in topological order."""
+    makers = {name: index for index, node in enumerate(nodes) for name in node.output if name}
+    needs = [{makers[name] for name in (*node.input, *outer_names(node)) if name in makers} for node in nodes]
+    return [nodes[index] for index in topological_order(needs)[0]]
+
+
+@dataclass(frozen=True)
+class _Norm:
+    """A group norm of the image.
+
+    Attributes:
+        name: what its tensors' names begin with.
+        width: weights of its scale.
+        last: whether the image has its channels last.
+    """
+
+    name: str
+    node: onnx.NodeProto
+    groups: int
+    width: int
+    last: bool
+
+    @property
+    def members(self) -> int:
+        """Channels of a group whose numbers are apart at first."""
+        return self.width // self.groups if self.last else 1
+
+    @property
+    def epsilon(self) -> float:
+        return float(_attributes(self.node).get("epsilon", 1e-5))
 
 
 class _Cutter:
@@ -266,6 +312,9 @@ class _Cutter:
         self._patches = patches
         self._graph = model.graph
         self._constants = constants_of(model.graph)
+        self._norms: dict[tuple[int, int, int], list[_Norm]] = {}
+        """By the number of groups, of channels of a group that are apart, and of weights."""
+        self._numbered = 0
         self._made: dict[int, set[str]] = {}
         """Names of the constants that each list of nodes has already."""
         sample = roles_of(self.inputs).sample
@@ -277,6 +326,10 @@ class _Cutter:
             else:
                 self.patch.append(node)
             self.whole.append(node)
+        self._all_sums()
+        # Given first, as one piece of what a patch keeps of itself; and weights of norms before the norms.
+        self.points.sort(key=lambda point: point.kind != "sums")
+        self.patch = _sorted(self.patch)
 
     def _add(self, node: onnx.NodeProto, known: set[str]) -> None:
         window = _window(node) if node.op_type in _CONVOLUTIONS else None
@@ -313,16 +366,14 @@ class _Cutter:
         ]
 
     def _sums(self, node: onnx.NodeProto) -> None:
-        """A group norm has the numbers of all patches, of which its own are those of now."""
-        name = self._name()
-        own = f"{name}.own"
-        others = tuple(f"{name}.other.{number}" for number in range(self._patches - 1))
-        self._point("sums", (own,), (others,), TensorProto.FLOAT)
-        groups, epsilon = self._groups(node), float(_attributes(node).get("epsilon", 1e-5))
+        """A group norm normalizes by the numbers of its patch, and has the weights that make these those of all."""
+        name, scale = self._name(), _scale_of(node)
         last = node.op_type not in ("InstanceNormalization", "GroupNormalization")
-        joined = self._joined(self.patch, node, name) if last else node.input[0]
-        self._numbers(self.patch, joined, own, groups, last)
-        self._weights(node, name, own, others, groups, epsilon)
+        norm = _Norm(name, node, self._groups(node), self._width(node), last)
+        self._norms.setdefault((norm.groups, norm.members, norm.width), []).append(norm)
+        self._numbers(self.patch, self._joined(self.patch, node, name) if last else node.input[0], name, norm)
+        weights = {place: f"{name}.weight.{place}" for place in (scale, scale + 1)}
+        self.patch.append(self._copy(node, weights))
         if last:
             parts = self._parts(self._joined(self.whole, node, f"{name}.whole"), 1, name)
         elif node.op_type == "InstanceNormalization":
@@ -330,7 +381,11 @@ class _Cutter:
         else:
             parts = self._parts(node.input[0], 2, name)
         for number, part in enumerate(parts):
-            self._numbers(self.whole, part, given_by(own, number), groups, last)
+            self._numbers(self.whole, part, given_by(name, number), norm)
+
+    def _width(self, node: onnx.NodeProto) -> int:
+        """Weights of a norm, of channels or of groups."""
+        return math.prod(self._constants[node.input[_scale_of(node)]].dims)
 
     def _groups(self, node: onnx.NodeProto) -> int:
         if node.op_type == "InstanceNormalization":
@@ -355,45 +410,69 @@ class _Cutter:
             x = f"{name}.with.{place}"
         return x
 
-    def _numbers(self, nodes: list[onnx.NodeProto], x: str, own: str, groups: int, last: bool) -> None:
-        """The mean of each group and the mean of its squares, float32 [2, groups]."""
-        pixels = self._ints(nodes, 0, 1, 2) if last else self._ints(nodes, 2)
-        shape, members = self._ints(nodes, 2, groups, -1), self._ints(nodes, 2)
-        nodes.append(helper.make_node("Cast", [x], [f"{own}.wide"], to=TensorProto.FLOAT))
-        wide = f"{own}.wide"
-        if not last:
-            nodes.append(helper.make_node("Reshape", [wide, self._ints(nodes, 1, groups, -1)], [f"{own}.groups"]))
-            wide = f"{own}.groups"
+    def _numbers(self, nodes: list[onnx.NodeProto], x: str, name: str, norm: _Norm) -> None:
+        """The means and the means of squares, float32 [1, groups, members]: in channels last of each channel."""
+        pixels = self._ints(nodes, 0, 1, 2) if norm.last else self._ints(nodes, 2)
+        wide, shape = f"{name}.wide", self._ints(nodes, 1, norm.groups, norm.members)
+        nodes.append(helper.make_node("Cast", [x], [wide], to=TensorProto.FLOAT))
+        if not norm.last:
+            nodes.append(helper.make_node("Reshape", [wide, self._ints(nodes, 1, norm.groups, -1)], [f"{name}.groups"]))
+            wide = f"{name}.groups"
+        nodes.append(helper.make_node("Mul", [wide, wide], [f"{name}.squares"]))
+        for kind, read in (("mean", wide), ("square", f"{name}.squares")):
+            nodes += [
+                helper.make_node("ReduceMean", [read, pixels], [f"{name}.{kind}.pixels"], keepdims=1),
+                helper.make_node("Reshape", [f"{name}.{kind}.pixels", shape], [f"{name}.{kind}"]),
+            ]
+
+    def _all_sums(self) -> None:
+        """The numbers that norms give, and the weights that follow from those taken: of all norms of a size at once, as
+        each operator on few numbers takes as long as one on many."""
+        for index, norms in enumerate(self._norms.values()):
+            own = f"sums.{index}"
+            others = tuple(f"{own}.other.{number}" for number in range(self._patches - 1))
+            self._point("sums", (own,), ((f"{own}.last", *others),), TensorProto.FLOAT)
+            self._given(self.patch, own, norms, [norm.name for norm in norms])
+            for number in range(self._patches):
+                names = [given_by(norm.name, number) for norm in norms]
+                self._given(self.whole, given_by(own, number), norms, names)
+            self._weights(own, norms, [f"{own}.last", *others])
+
+    def _given(self, nodes: list[onnx.NodeProto], own: str, norms: Sequence[_Norm], names: Sequence[str]) -> None:
+        """The numbers of all groups, float32 [2, norms, groups]: means, then means of squares."""
+        read = [f"{name}.{kind}" for kind in ("mean", "square") for name in names]
+        shape = self._ints(nodes, 2, len(norms), norms[0].groups)
         nodes += [
-            helper.make_node("Mul", [wide, wide], [f"{own}.squares"]),
-            helper.make_node("ReduceMean", [wide, pixels], [f"{own}.mean"], keepdims=1),
-            helper.make_node("ReduceMean", [f"{own}.squares", pixels], [f"{own}.square"], keepdims=1),
-            helper.make_node("Concat", [f"{own}.mean", f"{own}.square"], [f"{own}.both"], axis=0),
-            helper.make_node("Reshape", [f"{own}.both", shape], [f"{own}.members"]),
-            helper.make_node("ReduceMean", [f"{own}.members", members], [own], keepdims=0),
+            helper.make_node("Concat", read, [f"{own}.members"], axis=0),
+            helper.make_node("ReduceMean", [f"{own}.members", self._ints(nodes, 2)], [f"{own}.flat"], keepdims=0),
+            helper.make_node("Reshape", [f"{own}.flat", shape], [own]),
         ]
 
-    def _weights(
-        self, node: onnx.NodeProto, name: str, own: str, others: tuple[str, ...], groups: int, epsilon: float
-    ) -> None:
-        """The norm with other weights: it normalizes by its own numbers, and the result is that of all patches'.
+    def _weights(self, own: str, norms: Sequence[_Norm], taken: Sequence[str]) -> None:
+        """The weights of norms with which to normalize by a patch's numbers m and s gives what all patches' M and S do:
 
         ``(x - m) / s * (g s / S) + (b + g (m - M) / S) = (x - M) / S * g + b``
+
+        m, s, M and S are of the step before, and the norm's own m and s of now: so that what a patch has now counts.
+
+        Args:
+            taken: the numbers of this patch and of the others in the step before.
         """
-        scale, shift = (2, 3) if node.domain == OWN_DOMAIN and node.op_type == "GroupNorm" else (1, 2)
-        nodes = self.patch
+        nodes, count, groups = self.patch, len(norms), norms[0].groups
 
         def made(part: str) -> str:
-            return f"{name}.{part}"
+            return f"{own}.{part}"
 
         def put(op_type: str, inputs: list[str], *outputs: str, **attributes: Any) -> str:
             nodes.append(helper.make_node(op_type, inputs, list(map(made, outputs)), **attributes))
             return made(outputs[0])
 
-        share, least, none = (self._float(nodes, value) for value in (1 / self._patches, epsilon, 0.0))
-        together = put("Mul", [put("Sum", [own, *others], "sum"), share], "together")
-        each = put("Concat", [own, together], "each", axis=0)  # own mean and square, then all patches'
-        columns = put("Reshape", [each, self._ints(nodes, 2, 2, groups, 1)], "columns")
+        share, none = (self._float(nodes, value) for value in (1 / self._patches, 0.0))
+        least = self._float(nodes, *(norm.epsilon for norm in norms))
+        least = put("Reshape", [least, self._ints(nodes, count, 1, 1)], "least")
+        together = put("Mul", [put("Sum", list(taken), "sum"), share], "together")
+        each = put("Concat", [taken[0], together], "each", axis=0)  # own means and squares, then all patches'
+        columns = put("Reshape", [each, self._ints(nodes, 2, 2, count, groups, 1)], "columns")
         put("Split", [columns], "means", "squares", axis=1, num_outputs=2)
         variance = put("Sub", [made("squares"), put("Mul", [made("means")] * 2, "products")], "variance")
         deviations = put("Sqrt", [put("Add", [put("Max", [variance, none], "positive"), least], "sum.least")], "roots")
@@ -401,17 +480,32 @@ class _Cutter:
         put("Split", [made("means")], "mean.here", "mean.all", axis=0, num_outputs=2)
         ratio = put("Div", [made("here"), made("all")], "ratio")
         moved = put("Div", [put("Sub", [made("mean.here"), made("mean.all")], "difference"), made("all")], "moved")
-        rows, flat = self._ints(nodes, 1, 1, groups, -1), self._ints(nodes, -1)
-        wide = put("Reshape", [put("Cast", [node.input[scale]], "scale", to=TensorProto.FLOAT), rows], "scale.rows")
-        bias = put("Reshape", [put("Cast", [node.input[shift]], "shift", to=TensorProto.FLOAT), rows], "shift.rows")
-        new = {
-            scale: put("Mul", [wide, ratio], "scaled"),
-            shift: put("Add", [bias, put("Mul", [wide, moved], "offset")], "shifted"),
-        }
-        for place, rows_of in new.items():
-            reshaped = put("Reshape", [rows_of, flat], f"flat.{place}")
-            new[place] = put("CastLike", [reshaped, node.input[place]], f"weight.{place}")
-        nodes.append(self._copy(node, new))
+        scales, shifts = (self._stacked(own, norms, place) for place in (0, 1))
+        found = (
+            put("Mul", [scales, ratio], "scaled"),
+            put("Add", [shifts, put("Mul", [scales, moved], "offset")], "shifted"),
+        )
+        for place, values in enumerate(found):
+            names = [f"{norm.name}.rows.{place}" for norm in norms]
+            nodes.append(helper.make_node("Split", [values], names, axis=2, num_outputs=count))
+            for norm, name in zip(norms, names, strict=True):
+                number = _scale_of(norm.node) + place
+                flat, kind = f"{name}.flat", self.types[norm.node.input[number]]
+                nodes.append(helper.make_node("Reshape", [name, self._ints(nodes, -1)], [flat]))
+                nodes.append(helper.make_node("Cast", [flat], [f"{norm.name}.weight.{number}"], to=kind))
+
+    def _stacked(self, own: str, norms: Sequence[_Norm], place: int) -> str:
+        """A weight of all norms, float32 [norms, groups, width / groups]."""
+        nodes, rows = self.patch, []
+        for norm in norms:
+            name = f"{norm.name}.stacked.{place}"
+            read = norm.node.input[_scale_of(norm.node) + place]
+            shape = self._ints(nodes, 1, norm.groups, -1)
+            nodes.append(helper.make_node("Cast", [read], [f"{name}.wide"], to=TensorProto.FLOAT))
+            nodes.append(helper.make_node("Reshape", [f"{name}.wide", shape], [name]))
+            rows.append(name)
+        nodes.append(helper.make_node("Concat", rows, [f"{own}.stacked.{place}"], axis=0))
+        return f"{own}.stacked.{place}"
 
     def _keys(self, node: onnx.NodeProto) -> None:
         """Attention reads the keys and values of all patches, in any order: softmax does not mind."""
@@ -444,7 +538,8 @@ class _Cutter:
         return [f"{name}.query", f"{name}.pair"]
 
     def _name(self) -> str:
-        return f"patch.{len(self.points)}"
+        self._numbered += 1
+        return f"patch.{self._numbered}"
 
     def _point(self, kind: str, given: tuple[str, ...], taken: tuple[tuple[str, ...], ...], dtype: int) -> None:
         self.points.append(Point(kind, given, taken))
@@ -468,8 +563,8 @@ class _Cutter:
     def _ints(self, nodes: list[onnx.NodeProto], *values: int) -> str:
         return self._constant(nodes, f"ints.{'.'.join(map(str, values))}", value_ints=list(values))
 
-    def _float(self, nodes: list[onnx.NodeProto], value: float) -> str:
-        return self._constant(nodes, f"float.{value!r}", value_float=value)
+    def _float(self, nodes: list[onnx.NodeProto], *values: float) -> str:
+        return self._constant(nodes, f"floats.{'.'.join(map(repr, values))}", value_floats=list(values))
 
     def _constant(self, nodes: list[onnx.NodeProto], name: str, **value: Any) -> str:
         made = self._made.setdefault(id(nodes), set())
