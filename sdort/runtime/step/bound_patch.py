@@ -85,7 +85,7 @@ class BoundPatch:
         self._blocks = [[self._block(self._layout.nbytes) for _ in range(points.patches)] for _ in buffers.slices]
         """For each sample a block of each patch."""
         self._kept = [self._block(self._kept_layout.nbytes) for _ in buffers.slices]
-        """What it takes of itself."""
+        """The beginning of its own block, for the next run."""
         for part, blocks in enumerate(self._blocks):
             given = {
                 given_by(name, number): self._layout.within(block, name)
