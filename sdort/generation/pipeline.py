@@ -57,6 +57,7 @@ from sdort.providers import LOW
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.environment import device_name, versions
+from sdort.runtime.memory import return_freed_pages
 from sdort.runtime.memory_pool import new_pool_number
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
@@ -352,6 +353,7 @@ class TextToImage:
             stages.clear()
         if group == PICTURES:
             self.upscalers.clear()
+        return_freed_pages()
 
     def _forget(self, component: str) -> None:
         """Hold a session no longer."""

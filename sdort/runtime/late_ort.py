@@ -9,6 +9,7 @@ import onnx
 from onnx import TensorProto
 
 from sdort.onnx_io.check_tensors import tensor_nbytes
+from sdort.runtime.memory import return_freed_pages
 from sdort.runtime.placed_weights import PlacedWeights
 
 
@@ -74,6 +75,7 @@ class LateOrt:
     def close(self) -> None:
         """Give the memory back."""
         self._opened = None
+        return_freed_pages()  # weights on the CPU lie among blocks that stay
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.start()[0], name)

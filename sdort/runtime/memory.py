@@ -116,10 +116,15 @@ class _Sampler:
         self.look()
 
 
-def _return_freed_memory() -> None:
-    """Give back freed pages and torch's cache of the device; what is kept would hide the growth of the next model."""
+def return_freed_pages() -> None:
+    """Give pages of the host's memory that are free, and that the C library keeps, back to the system."""
     with suppress(OSError, AttributeError):  # only glibc has it
         ctypes.CDLL(None).malloc_trim(0)
+
+
+def _return_freed_memory() -> None:
+    """Give back freed pages and torch's cache of the device; what is kept would hide the growth of the next model."""
+    return_freed_pages()
     if torch_on_gpu():
         sys.modules["torch"].cuda.empty_cache()
 
