@@ -21,6 +21,7 @@ from sdort.generation.memory_need import (
     generation_bytes,
     graphs_of,
     opening_bytes,
+    parts_bytes,
     refuse_shortage,
     used_components,
     weight_bytes,
@@ -56,8 +57,8 @@ def low_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: 
     own = [stage for stage in plan.stages if not stage.refines]
     if len(own) == 1:  # another pass has another schedule
         found[DENOISING] -= closed_bytes(folder, request, images)
-    found[DENOISING] += control_weights(request)
     found[DENOISING] += max(_denoising(folder, request, together, stage, provider) for stage in own)
+    found[DENOISING] = max(found[DENOISING], parts_bytes(folder)) + control_weights(request)
     left = max(free - found[PICTURES], 0)
     found[PICTURES] += max(_pictures(folder, request, together, stage, provider, left) for stage in plan.stages)
     return max(*found.values(), *_refining(folder, plan, images, together, provider))

@@ -33,7 +33,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.activations import activation_bytes
 from sdort.runtime.session import Session
-from sdort.runtime.step.prepared_tensors import Prepared, prepared_tensors, split_file
+from sdort.runtime.step.prepared_tensors import Prepared, prepared_tensors, rows_bytes, split_file
 from sdort.tables import size_text
 from sdort.workload.cases import Case
 from sdort.workload.samples import Sample
@@ -130,8 +130,8 @@ def prepared_bytes(file: ComponentFile, latents: tuple[int, int, int], steps: in
         return 0
     if prepared.unknown:
         detail(f"{file.component}: the estimate lacks {len(prepared.unknown)} prepared tensors of unknown size")
-    # A table with a row for each step, and the row that the step reads.
-    return prepared.prompt_bytes + (steps + 1) * prepared.step_bytes
+    # A table with a row for each step, the row that the step reads, and what the part that makes rows keeps.
+    return prepared.prompt_bytes + (steps + 1) * prepared.step_bytes + rows_bytes(split_file(file))
 
 
 def _prepared(file: ComponentFile, sample: Sample) -> Prepared | None:
@@ -181,9 +181,16 @@ def closed_bytes(folder: PipelineFolder, request: Request, images: int) -> int:
     }
     kept = [part for part in (split.step, split.prompt) if part and part not in closed]
     names = {tensor.name for part in kept for tensor in part.graph.initializer}
-    steps = sum(size for name, size in sizes.items() if name not in names)
-    # What is closed was open before, at the most all of it.
-    return min(steps, sum(tensor_nbytes(tensor, folder.denoiser) for tensor in split.step.graph.initializer))
+    return sum(size for name, size in sizes.items() if name not in names)
+
+
+def parts_bytes(folder: PipelineFolder) -> int:
+    """Bytes of what runs before the steps of a denoiser while it runs: its weights, and the rows that it makes at once,
+    there and in the host's memory."""
+    split = split_file(folder.file(folder.denoiser))
+    parts = [part for part in (split.time, split.prompt) if part] if split else []
+    weights = sum(tensor_nbytes(tensor, folder.denoiser) for part in parts for tensor in part.graph.initializer)
+    return weights + 2 * rows_bytes(split)
 
 
 def _prompts_change(folder: PipelineFolder, request: Request, images: int) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -35,6 +36,7 @@ from sdort.runtime import session as session_module
 from sdort.runtime.session import open_session
 from sdort.runtime.step import bound_unet
 from sdort.runtime.step.bound_unet import Batch, BoundBuffers
+from sdort.runtime.step.preparation import ROWS
 from sdort.runtime.step.prepared_tensors import split_file
 from sdort.runtime.step.step_conditions import StepConditions
 from sdort.workload.cases import Case
@@ -180,7 +182,7 @@ def test_the_bar_goes_from_batch_to_batch_where_all_are_denoised_first(monkeypat
 def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Weights and activations of each component, a power of ten each; the decoder's are by what is free."""
     weights = {"text_encoder": 1, "unet": 20, "vae_decoder": 300, "vae_encoder": 4000, "image_encoder": 50_000}
-    found = SimpleNamespace(weights=weights, free=10**9, left=[], closed=0)
+    found = SimpleNamespace(weights=weights, free=10**9, left=[], closed=0, parts=0)
 
     def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, **_: Any) -> int:
         activations = {"text_encoder": 2, "unet": 7, "vae_decoder": 600, "vae_encoder": 8000, "image_encoder": 90}
@@ -195,6 +197,7 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(low_memory, "planner_of", lambda *_: SimpleNamespace(size=lambda case: case, plan=plan))
     monkeypatch.setattr(low_memory, "free_memory", lambda vendor, device: found.free)
     monkeypatch.setattr(low_memory, "closed_bytes", lambda *_: found.closed)
+    monkeypatch.setattr(low_memory, "parts_bytes", lambda folder: found.parts)
     monkeypatch.setattr(low_memory, "control_bytes", lambda *_: 0)
     monkeypatch.setattr(low_memory, "control_weights", lambda request: 9 if request.control else 0)
     monkeypatch.setattr(low_memory, "generation_bytes", lambda *_: 10_000)
@@ -222,6 +225,9 @@ def test_the_largest_group_counts_and_not_the_sum(sums: Any) -> None:
     assert low(ip_adapter_image=("photo",)) == 50_000 + 90
     sums.closed = 5_000
     assert low(2) == 15_000 + 4 * 7
+    sums.parts = 16_000  # before the steps there may be more than in them
+    assert low(2) == 16_000
+    sums.parts = 0
     stage = SimpleNamespace(size=(64, 96), calls=2, refines=False)
     passes: Any = SimpleNamespace(request=Request("a"), stages=[stage, stage])
     assert low_memory.low_bytes(BASE, passes, 2, CPU, 100_000) == 20_000 + 4 * 7  # the second one's rows are made then
@@ -421,6 +427,8 @@ def test_weights_that_are_closed_before_the_steps_are_those_of_timesteps_and_of_
     for request, images in ((Request("a"), 2), (Request("a [b:c:0.5]"), 1), (Request("a", "[b|c]"), 1)):
         assert memory_need.closed_bytes(opened, request, images) == preparation.time.nbytes
     assert memory_need.closed_bytes(opened, replace(Request("a"), lora=("a",)), 1) == 0  # type: ignore[arg-type]
+    rows = sum(ROWS * 4 * math.prod(spec.shape[1:]) for spec in preparation.time.outputs)  # type: ignore[arg-type]
+    assert memory_need.parts_bytes(opened) == both + 2 * rows
 
 
 def test_with_all_models_open_the_parts_close_where_an_image_has_too_little_memory(

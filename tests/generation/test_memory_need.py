@@ -22,8 +22,10 @@ from sdort.providers.cuda import PROVIDER as CUDA
 from sdort.providers.provider import Provider
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.step.preparation import ROWS
 from sdort.runtime.step.prepared_inputs import prepared_rows
-from sdort.runtime.step.prepared_tensors import prepared_tensors, split_file
+from sdort.runtime.step.prepared_tensors import prepared_tensors, rows_bytes, split_file
+from sdort.tables import size_text
 from sdort.verification.command_line import VerifyOptions
 from sdort.verification.pipeline_comparison import verify_pipeline
 from sdort.warmup import items
@@ -59,7 +61,8 @@ def test_scores_count_where_they_are_held(
 def test_a_loaded_pipeline_refuses_a_size_and_counts_what_it_holds(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     pipeline = sdort.load(tiny.onnx, provider="cpu")
     monkeypatch.setattr(memory_need, "free_memory", lambda *_: 1 << 20)
-    with pytest.raises(MemoryShortageError, match=r"generating 512x512 .* 1.0 MB are free"):
+    free = size_text((1 << 20) + pipeline._models.closable_bytes)
+    with pytest.raises(MemoryShortageError, match=rf"generating 512x512 .* {free} are free"):
         pipeline.generate("a", height=512, width=512, steps=1)
     monkeypatch.undo()
     pipeline.generate("a", height=128, width=128, steps=1)
@@ -82,9 +85,11 @@ def test_what_is_prepared_counts_as_much_as_is_allocated(tiny: Tiny) -> None:
     row = sum(math.prod(shape) * dtype.itemsize for shape, dtype in rows.values())
     latents = batch.samples, *batch.latent[1:]
     assert (batch.samples, prompts > 0, row > 0) == (len(request.guidance()) * 2, True, True)
-    assert memory_need.prepared_bytes(folder.file("unet"), latents, 3) == prompts + 4 * row
     split = split_file(folder.file("unet"))
     assert split is not None
+    made = rows_bytes(split)  # at once, by the part of the timesteps
+    assert made == ROWS * row // batch.samples  # each has its own here
+    assert memory_need.prepared_bytes(folder.file("unet"), latents, 3) == prompts + 4 * row + made
     longer = prepared_tensors(split, "unet", Sample(*latents, 2 * 77))
     assert longer.prompt_bytes == 2 * prompts
     one, three = (memory_need.case_bytes(folder, Case("unet", *latents), CPU, steps=steps) for steps in (1, 3))

@@ -20,6 +20,7 @@ from sdort.graph.fact import Fact
 from sdort.onnx_io.component_file import ComponentFile
 from sdort.operators import find_operator
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
+from sdort.runtime.step.preparation import ROWS
 from sdort.runtime.step.step_split import StepSplit, split_step
 from sdort.workload.samples import Sample, declared_inputs, fill_inputs, fixed_batch, no_values
 
@@ -102,6 +103,11 @@ def prepared_tensors(split: StepSplit, component: str, sample: Sample) -> Prepar
         [_rows(info, sample.batch if info.name in split.each_sample else 1) for info in times],
         [name for name, tensor in prompt.items() if tensor is None],
     )
+
+
+def rows_bytes(split: StepSplit | None) -> int:
+    """Bytes of the rows that the part of the timesteps makes at once; its session keeps the memory for later ones."""
+    return sum(_rows(info, ROWS).bytes for info in split.time.graph.output) if split and split.time else 0
 
 
 def _rows(info: onnx.ValueInfoProto, count: int) -> PreparedTensor:
