@@ -136,6 +136,14 @@ def test_sessions_of_several_sizes_have_the_same_weights(sd1: Adapted, fast: tup
     assert all(np.abs(wanted[size].astype(int) - plain[size]).max() > 2 for size in sizes)
 
 
+def test_patches_have_the_weights_of_the_adapter(sd1: Adapted, fast: tuple[Path, Path]) -> None:
+    options: Any = {"patches": 2, "exact_steps": 1, "steps": 3, "height": 128}
+    plain, baked = (sdort.load(folder, provider="cpu", adapters=True, devices="0,1") for folder in fast)
+    expected = pixels(baked, **options)
+    np.testing.assert_array_equal(pixels(plain, f"{sd1.a}:{SCALE}", **options), expected)
+    assert not np.array_equal(pixels(plain, **options), expected)
+
+
 @pytest.mark.parametrize(
     ("family", "provider", "fp16", "kinds"),
     [
