@@ -160,7 +160,7 @@ def test_batches_go_through_every_stage_with_their_own_conditions(
     held: Any = SimpleNamespace(denoiser="unet",
         _recurrence=lambda request, stage: (request.number, stage),
         _larger=lambda latents, request, stage, seeds: ("larger", latents[0], request.number, stage, tuple(seeds)),
-        _denoise_batch=lambda *given: given, _denoised=denoised, one_group=None,
+        _denoise_batch=lambda *given, following: (*given, *following), _denoised=denoised, one_group=None,
     )  # fmt: skip
     for name in ("_begun", "_pass", "_gathered"):
         setattr(held, name, partial(getattr(TextToImage, name), held))
