@@ -16,6 +16,7 @@ from measuring import Arguments
 from PIL import Image
 
 from sdort.demo.prompt_language import held_out
+from sdort.demo.scenes import IMAGE_SIDE
 from sdort.demo.score import GUIDANCE, STEPS, Score, score
 
 BATCH = 64
@@ -23,14 +24,20 @@ BATCH = 64
 
 def generate_images(model: Path, prompts: list[str], device: str, dtype: Any, seed: int = 0) -> Any:
     """Pictures [prompts, height, width, 3], uint8; the seed of a prompt is ``seed`` plus its place in the list."""
-    pipeline = diffusers.StableDiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
+    pipeline = diffusers.DiffusionPipeline.from_pretrained(model, torch_dtype=dtype).to(device)
     pipeline.set_progress_bar_config(disable=True)
     pictures = []
     for first in range(0, len(prompts), BATCH):
         some = prompts[first : first + BATCH]
         generators = [torch.Generator().manual_seed(seed + first + index) for index in range(len(some))]
         generated = pipeline(
-            some, guidance_scale=GUIDANCE, num_inference_steps=STEPS, generator=generators, output_type="np"
+            some,
+            IMAGE_SIDE,
+            IMAGE_SIDE,
+            guidance_scale=GUIDANCE,
+            num_inference_steps=STEPS,
+            generator=generators,
+            output_type="np",
         ).images
         pictures.append(np.round(generated * 255).astype(np.uint8))
     return np.concatenate(pictures)

@@ -223,7 +223,7 @@ def train(training: Training) -> None:
     )
     latents, ids = make_data(training)
     empty, velocity, read = training.sampler.empty(), training.faster(predict), training.faster(reader(training.text))
-    step, best, next_score = 0, -1, training.started + 60 * arguments.score_every
+    step, best, next_score = 0, -1.0, training.started + 60 * arguments.score_every
     clock = Clock(training.end)
     rate = torch.optim.lr_scheduler.LambdaLR(adam, lambda _: clock.rate())
     for step in clock.steps():
@@ -282,8 +282,12 @@ STOP: list[int] = []
 """Signals to end that have come."""
 
 
-def keep(training: Training, averaged: list[Any], step: int, best: int, *, last: bool = False) -> int:
-    """Score the averaged weights as they are stored, and save them if they are the best so far; the best score."""
+def keep(training: Training, averaged: list[Any], step: int, best: float, *, last: bool = False) -> float:
+    """Score the averaged weights as they are stored, and save them if they are the best so far.
+
+    Returns:
+        The best score: right pictures with guidance and without it, out of the prompts.
+    """
     arguments = training.arguments
     text, transformer = (copy.deepcopy(model).half().float() for model in averaged)
     prompts = held_out()
@@ -298,8 +302,8 @@ def keep(training: Training, averaged: list[Any], step: int, best: int, *, last:
     for (steps, guidance), scored in found.items():
         counts = "  ".join(f"{kind} {right}/{of}" for kind, (right, of) in vars(scored).items())
         say(training, f"step {step}, {steps} steps, guidance {guidance:g}: {right_of(scored)}/{len(some)}  {counts}")
-    # Those of the last step are scored on more prompts: as shares of the same size.
-    right = int(right_of(found[arguments.steps, arguments.guidance]) * arguments.prompts / len(some))
+    # By both settings: weights that need no guidance are worth more than one picture. The last ones draw more prompts.
+    right = sum(map(right_of, found.values())) / len(some)
     if right >= best:
         save(training, text, transformer)
         size = sum(file.stat().st_size for file in arguments.out.rglob("*") if file.is_file())

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _EPILOG = """\b
 Examples:
   sdort export demo model       a tiny pipeline that draws coloured shapes
+  sdort export demo-transformer model     one of Z-Image's architecture
   sdort export random:sd15 model     its shape with random weights, to measure
   sdort export dreamshaper.safetensors model
   sdort export xl.safetensors model --vae ./sdxl-vae-fp16-fix

@@ -32,7 +32,7 @@ PAGES = [
     ROOT / "CHANGELOG.md",
     *sorted((ROOT / "docs").rglob("*.md")),
     *sorted((ROOT / "custom_ops").glob("*.md")),
-    ROOT / "sdort" / "demo" / "model" / "README.md",
+    *sorted((ROOT / "sdort" / "demo").glob("*/README.md")),
 ]
 TEXTS = {page: page.read_text() for page in PAGES}
 MOST_LINES = 170
