@@ -57,24 +57,26 @@ def draw(pipeline: Any, prompt: str = "a cat", **options: Any) -> list[Array]:
 
 CASES: dict[str, dict[str, Any]] = {
     "halves of guidance, each in two patches": {"patches": 2},
-    "four patches of two samples": {"patches": 4},
     "one sample": {"patches": 2, "guidance_scale": 1.0},
     "several images": {"patches": 2, "num_images": 3},
     "steps through the host": {"patches": 2, "scheduler": "heun"},
+    "four patches of two samples": {"patches": 4},
 }
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_exact_steps_alone_are_one_devices_image(alone: Any, shared: Any, case: str) -> None:
-    """And without --patches afterwards everything is as before."""
     options = CASES[case]
-    plain = {name: value for name, value in options.items() if name != "patches"}
-    expected = draw(alone, **plain)
+    expected = draw(alone, **{name: value for name, value in options.items() if name != "patches"})
     np.testing.assert_array_equal(draw(shared, **options, exact_steps=9), expected)
-    stale = draw(shared, **options, exact_steps=1)
-    assert not np.array_equal(stale, expected)
-    np.testing.assert_array_equal(draw(shared, **plain), expected)
-    np.testing.assert_array_equal(draw(shared, **options, exact_steps=1), stale)
+    assert not np.array_equal(draw(shared, **options, exact_steps=1), expected)
+
+
+def test_without_patches_everything_is_as_before(alone: Any, shared: Any) -> None:
+    stale, plain = draw(shared, patches=2, exact_steps=1), draw(alone)
+    np.testing.assert_array_equal(draw(shared), plain)
+    np.testing.assert_array_equal(draw(shared, patches=2, exact_steps=1), stale)
+    assert not np.array_equal(stale, plain)
 
 
 @pytest.mark.parametrize(("patches", "options"), [(2, {}), (4, {"num_images": 2}), (2, {"guidance_scale": 1.0})])

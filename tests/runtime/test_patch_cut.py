@@ -63,7 +63,6 @@ def check_fresh(model: onnx.ModelProto, patches: int, folder: Path) -> Counter[s
     [
         ("cpu", "sd1", False, 2),
         ("cpu", "sdxl", False, 4),
-        ("cuda", "sdxl", False, 2),
         ("cuda", "sdxl", True, 4),
         ("rocm", "sd1", True, 2),
     ],
