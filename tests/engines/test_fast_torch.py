@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,11 +11,12 @@ import pytest
 import torch
 from support.tiny_pipeline import Tiny
 
+from sdort.demo import write_demo
 from sdort.engines.fast_torch import FastTorchEngine
 from sdort.engines.torch import TorchEngine
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
-from sdort.workload.cases import Case
+from sdort.workload.cases import Case, make_feeds
 
 CUDA = PROVIDERS["cuda"]
 UNET, DECODER = Case("unet", 1, 64, 64), Case("vae_decoder", 1, 64, 64)
@@ -110,3 +112,16 @@ def test_an_output_that_another_compiled_module_has_written_over_is_computed_aga
     assert np.abs(expected).max() > 0
     runner.values = (SimpleNamespace(float=failing),)
     np.testing.assert_array_equal(runner.result()["sample"], expected)
+
+
+@pytest.mark.parametrize("name", ["tiny-sd35", "tiny-z-image", "tiny-flux"])
+def test_transformers_compute_in_fp16_what_they_do_in_fp32(name: str, tmp_path: Path) -> None:
+    write_demo(f"random:{name}", tmp_path)
+    case, found = Case("transformer", 1, 64, 64), {}
+    for dtype in ("float32", "float16"):
+        made = TorchEngine(tmp_path, CPU, dtype)
+        runner = made.component_runner("transformer", make_feeds(case, made.inputs("transformer"), made.factor))
+        runner()
+        (found[dtype],) = runner.result().values()
+    right = found["float32"]
+    assert 0 < np.linalg.norm(found["float16"] - right) / np.linalg.norm(right) < 5e-3

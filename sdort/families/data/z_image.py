@@ -151,7 +151,7 @@ def _attention(attention: Any, rows: Any, places: Any) -> Any:
 
     def turned(parts: Any) -> Any:
         a, b = parts.unflatten(-1, (-1, 2)).unbind(-1)
-        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(3)
+        return torch.stack([a * cos - b * sin, a * sin + b * cos], -1).flatten(3).to(parts.dtype)
 
     query = turned(heads(attention.to_q, attention.norm_q))
     key = turned(heads(attention.to_k, attention.norm_k))
