@@ -21,7 +21,6 @@ from sdort.generation.call_queue import CallQueue, refuse_cancelled
 from sdort.generation.denoising.guard import Guard
 from sdort.generation.denoising.step_progress import StepProgress
 from sdort.generation.files.image_files import check_sides, save_image
-from sdort.generation.first_runs import first_runs
 from sdort.generation.grid import check_grid, columns_of, save_grid
 from sdort.generation.image_writer import ImageWriter
 from sdort.generation.job import Job, grid_of, plan_paths
@@ -392,8 +391,7 @@ class PlannedRun:
         # Where jobs differ, each opens what it needs.
         patch_cut = patches.pop() if len(patches) == 1 else 0
         options = replace(self.runtime, adapters=adaptable, control_inputs=steered, deep_cut=cut, patch_cut=patch_cut)
-        ahead = first_runs(self.folder, self.plans[0], self.jobs[0].images, self.provider, options)
-        loaded = load_folder(self.folder.path, options, replace(self.loading, ahead=ahead))
+        loaded = load_folder(self.folder.path, options, self.loading)
         result = loaded._run_jobs(self.left, self.left.paths, self.plans)
         keep_speed(self.folder, self.jobs, self.plans, result)
         return _with_placement(result, loaded._models, self.jobs[0].requests, self.runtime) if placement else result

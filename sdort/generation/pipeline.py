@@ -61,7 +61,7 @@ from sdort.runtime.memory import return_freed_pages
 from sdort.runtime.memory_pool import new_pool_number
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
-from sdort.runtime.side_by_side import Feeds, open_side_by_side
+from sdort.runtime.side_by_side import open_side_by_side
 from sdort.runtime.step.bound_unet import Batch, condition_width
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
 from sdort.runtime.step.step_conditions import Copies, StepConditions
@@ -943,8 +943,6 @@ class LoadPlan:
     provider: Provider
     replaced: str | None
     """The reason why the provider is not the one that was asked for."""
-    ahead: Mapping[str, Feeds] = field(default_factory=dict)
-    """As :func:`open_side_by_side` takes it."""
 
 
 def plan_loading(path: Path, options: RuntimeOptions) -> LoadPlan:
@@ -972,7 +970,7 @@ def load_pipeline(path: Path, options: RuntimeOptions, plan: LoadPlan | None = N
     plan = plan or plan_loading(path, options)
     with plan.content.block():
         plan.content.reads(plan.folder.models[name] for name in plan.folder.needed)
-        return _open_sessions(plan.folder, plan.provider, plan.replaced, options, plan.ahead)
+        return _open_sessions(plan.folder, plan.provider, plan.replaced, options)
 
 
 def _open_sessions(
@@ -980,7 +978,6 @@ def _open_sessions(
     provider: Provider,
     replaced: str | None,
     options: RuntimeOptions,
-    ahead: Mapping[str, Feeds] | None = None,
 ) -> TextToImage:
     options = replace(options, pool=new_pool_number())  # its sessions run one after another
     if options.memory == LOW:
@@ -1010,7 +1007,7 @@ def _open_sessions(
             loading.remove(component)
             advance(1)
 
-        found = open_side_by_side(asked, provider, opened, ahead)
+        found = open_side_by_side(asked, provider, opened)
     sessions = {name: session for name, (session, _) in found.items()}
     reasons = [replaced, *(refused for _, refused in found.values())]
     remark_inputs(sessions[folder.denoiser])

@@ -53,7 +53,6 @@ from sdort.runtime.step.preparation import Part, Preparation
 from sdort.runtime.step.prepared_tensors import split_file
 from sdort.runtime.step.step_split import StepSplit, split_step
 from sdort.runtime.weight_sums import WeightSums
-from sdort.tables import size_text
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
 from sdort.workload.steering_inputs import steering_inputs
 
@@ -304,28 +303,6 @@ class Session:
         if all(isinstance(value, np.ndarray) for value in fed.values()):
             self.ran_on.add(tuple((name, np.shape(value)) for name, value in fed.items()))
         return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
-
-    def run_ahead(self, feeds: Mapping[str, Array]) -> None:
-        """Run the model before it is needed, for what only its first run does: a GPU's libraries load their kernels and
-        plan. What it gives is dropped, and no later run depends on it.
-
-        Its memory is a pool of its own, which goes back at the end: what it frees, no session takes that is opened in
-        the shared pool at the same time.
-
-        Args:
-            feeds: as :meth:`run` takes them.
-
-        Raises:
-            ProviderError, BadModelError: as :meth:`run`.
-        """
-        shared, self.pool = self.pool, open_pool(self.provider, replace(self.options, pool=0))
-        try:
-            values = self.step_feeds(self.cast(feeds))
-            self.guard(lambda: self.ort.run(None, values, self._quiet))
-            if self.pool and (kept := self.pool.sizes().taken):
-                detail(f"{self.component} keeps {size_text(kept)} of its first run")
-        finally:
-            self.pool = shared
 
     def for_shapes(self, shapes: Hashable) -> Session:
         """The session to run on some shapes: another one for each of the first few, where the provider would plan its

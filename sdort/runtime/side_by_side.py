@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sdort.console import detail
 from sdort.errors import SdortError
-from sdort.graph.signature import Array
 from sdort.machine.phases import phase
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.memory_pool import open_pool
 from sdort.runtime.session import Session, is_logged, open_or_fall_back, prepare_session
 
-Feeds = Mapping[str, Array]
-"""Inputs of a component by name."""
-
 
 def open_side_by_side(
-    asked: Mapping[str, tuple[Path, RuntimeOptions]],
-    provider: Provider,
-    on_open: Callable[[str], None],
-    ahead: Mapping[str, Feeds] | None = None,
+    asked: Mapping[str, tuple[Path, RuntimeOptions]], provider: Provider, on_open: Callable[[str], None]
 ) -> dict[str, tuple[Session, str | None]]:
     """:func:`sdort.runtime.session.open_or_fall_back` of several components, each in a thread.
 
@@ -35,10 +28,6 @@ def open_side_by_side(
     Args:
         asked: component -> its file and options.
         on_open: called in some thread with each component that is open on ``provider``.
-        ahead: component -> what it runs on once when it is open, while others are not yet
-            (:meth:`sdort.runtime.session.Session.run_ahead`). These runs take turns, so that they need no more memory
-            than one, and are over at the end. What fails in one fails again where it counts, and is told there. Where
-            the log of sessions is read, there are none.
 
     Raises:
         BadModelError, ProviderError: as ``open_or_fall_back``, for the first component that neither takes.
@@ -48,43 +37,21 @@ def open_side_by_side(
     with phase("preparation of graphs"):
         calls = {name: _prepared(path, name, provider, options) for name, (path, options) in asked.items()}
 
-    logged = any(is_logged(provider, options) for _, options in asked.values())
-    first_runs = {} if logged else ahead or {}
-    runner, runs = ThreadPoolExecutor(1, "sdort-ahead"), list[Future[None]]()
-
     def opened(name: str) -> Session:
         begun = time.perf_counter()
         session = calls[name]()
         detail(f"{name} is open after {time.perf_counter() - begun:.2f} s")
         on_open(name)
-        if name in first_runs:
-            runs.append(runner.submit(_run_ahead, session, first_runs[name]))
         return session
 
-    try:
-        with phase("sessions"), ThreadPoolExecutor(1 if logged else len(asked), "sdort-open") as threads:
-            opening = {name: threads.submit(opened, name) for name in asked}
-        if runs:
-            with phase("first runs"):
-                for run in runs:
-                    run.result()
-    finally:
-        runner.shutdown(cancel_futures=True)
+    logged = any(is_logged(provider, options) for _, options in asked.values())
+    with phase("sessions"), ThreadPoolExecutor(1 if logged else len(asked), "sdort-open") as threads:
+        opening = {name: threads.submit(opened, name) for name in asked}
     del pools  # the sessions hold them
     return {
         name: open_or_fall_back(path, name, provider, options, opening[name].result)
         for name, (path, options) in asked.items()
     }
-
-
-def _run_ahead(session: Session, feeds: Feeds) -> None:
-    begun = time.perf_counter()
-    try:
-        session.run_ahead(feeds)
-    except SdortError as error:
-        detail(f"{session.component} did not run ahead: {error.message}")
-    else:
-        detail(f"{session.component} ran ahead in {time.perf_counter() - begun:.2f} s")
 
 
 def _prepared(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> Callable[[], Session]:
