@@ -11,7 +11,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.session import Session
-from sdort.runtime.step.spread_unet import device_shares
+from sdort.runtime.step.spread_unet import device_shares, sample_shares
 
 
 def remark_on_devices(provider: Provider, options: RuntimeOptions) -> None:
@@ -74,11 +74,17 @@ def refuse_patches(request: Request, provider: Provider, options: RuntimeOptions
 
 
 def remark_on_shares(unet: Session, samples: int) -> None:
-    """Say which devices have no part in the steps.
+    """Say which devices have no part in the steps, and where patches are more than the samples ask for.
 
     Args:
         samples: of each step.
     """
+    patches = unet.options.patch_cut
+    if patches and samples > len(sample_shares(unet, samples)):
+        say(
+            f"--patches {patches}: the {patches} GPUs of an image compute several of the {samples} samples in turn; "
+            "fewer patches give each GPU fewer samples, and two halves of guidance are exact"
+        )
     devices, busy = 1 + len(unet.others), len(device_shares(unet, samples))
     if busy < devices:
         each = "1 sample" if samples == 1 else f"{samples} samples"

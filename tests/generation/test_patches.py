@@ -171,6 +171,14 @@ def test_the_file_says_it_and_repeats_it(shared: Any, tmp_path: Path) -> None:
     assert shared.generate("a cat", **OPTIONS, patches=2).exact_steps == 4
 
 
+def test_more_patches_than_the_samples_ask_for_are_told(shared: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    draw(shared, patches=2, num_images=2)
+    told = "--patches 2: the 2 GPUs of an image compute several of the 4 samples in turn; fewer patches"
+    assert told in capsys.readouterr().err
+    draw(shared, patches=2)
+    assert "--patches" not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -181,7 +181,8 @@ def patch_rows(model: onnx.ModelProto, component: str) -> int:
             continue
         problem = _problem(graph, node, known)
         if problem:
-            raise _refusal(f"{node.op_type} {problem}", component, "Leave --patches out.", node.name)
+            hint = "Optimize the pipeline where it is not (sdort optimize), or leave --patches out."
+            raise _refusal(f"{node.op_type} {problem}", component, hint, node.name)
         halved = node.op_type in _CONVOLUTIONS and max(_attributes(node).get("strides", [1])) > 1
         level = max(known[name] for name in read) + halved - (node.op_type in ("Resize", "InterleavePhases"))
         known.update(dict.fromkeys(filter(None, node.output), level))
