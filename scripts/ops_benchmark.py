@@ -548,9 +548,12 @@ class Runner:
     ) -> None:
         options = ort.SessionOptions()
         options.log_severity_level = 3
-        options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL  # equal nodes stay apart
+        level = ort.GraphOptimizationLevel
+        options.graph_optimization_level = level.ORT_DISABLE_ALL  # equal nodes stay apart
         if library:
             options.register_custom_ops_library(str(library))
+        else:  # the body of an operator computes places, which ONNX Runtime does once, as it does in a whole graph
+            options.graph_optimization_level = level.ORT_ENABLE_BASIC
         ep = {"cuda": "CUDAExecutionProvider", "rocm": "ROCMExecutionProvider", "cpu": "CPUExecutionProvider"}[provider]
         key = {"cuda": "enable_cuda_graph", "rocm": "enable_hip_graph"}.get(provider)
         settings = {key: "1" if graph else "0"} if key else {}

@@ -8,6 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import onnx
 import ops_benchmark
 import pytest
 from support import native, rocm_stub
@@ -43,3 +45,22 @@ def test_the_benchmark_has_a_named_variant_run(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "tuning.tsv").read_text() == f"{where}\t{names[-1]}\t0\n"
     with pytest.raises(ValueError, match=r"^2x130x77 2x40 has the variants .*, not flash_wgmma$"):
         ops_benchmark.choose(case, "rocm", native.library(), "flash_wgmma")
+
+
+@pytest.mark.parametrize("operator", ["RotaryEmbedding", "RMSNormRotaryEmbedding", "ModulatedLayerNormalization"])
+def test_onnx_runtime_computes_no_places_in_a_run_of_a_body(
+    operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A GPU's provider leaves them to the CPU, and records no graph then."""
+    options = ops_benchmark.ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "run.onnx")
+    monkeypatch.setattr(ops_benchmark.ort, "SessionOptions", lambda: options)
+    case = min((each for each in ops_benchmark.CASES if each.operator == operator), key=lambda each: each.bytes)
+    values = [case.inputs(np.random.default_rng(0))]
+    ops_benchmark.Runner(
+        ops_benchmark.build(case, 1, values), ops_benchmark.feeds(case, values, 1), "cpu", None, graph=False
+    )
+    ran = onnx.shape_inference.infer_shapes(onnx.load(options.optimized_model_filepath)).graph
+    whole = {info.name for info in ran.value_info if info.type.tensor_type.elem_type == onnx.TensorProto.INT64}
+    assert ran.node
+    assert not whole & {name for node in ran.node for name in node.output}
