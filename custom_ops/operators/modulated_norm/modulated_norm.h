@@ -14,7 +14,8 @@
 //             eight, five and three on NVIDIA (REGISTERS.md).
 // Roofline    8 bytes an element in fp16 with S (read 2, write 2), 4 without (read 1, write 1), 2 more with Y2; about 12 flops:
 //             bandwidth-bound.
-// Measured    not measured.
+// Measured    H200, 2026-11-28, fp16: 1x4608x3072 18.6 µs (73% of copy), 1x4096x1536 11.6 µs (52% of copy); not measured on AMD
+//             hardware.
 #pragma once
 
 #include "rows/rows.h"

@@ -5,7 +5,8 @@
 // Geometry    a thread owns a 16-byte column of each half and walks rows with a stride of the whole grid (rows/geometry.h).
 // Registers   14 to 42 of a lane, no shared memory: eight blocks a compute unit on every GPU (REGISTERS.md).
 // Roofline    6 bytes an output in fp16 (two reads, one write), about 8 flops: bandwidth-bound on every GPU.
-// Measured    not measured.
+// Measured    H200, 2026-11-28, fp16: 1x4128x10240 60.4 µs (101% of copy), 1x512x9728 9.0 µs (80% of copy); not measured on AMD
+//             hardware.
 #pragma once
 
 #include "rows/rows.h"
