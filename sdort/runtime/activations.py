@@ -2,8 +2,8 @@
 
 A session computes a graph node by node, in ONNX Runtime's own order (:func:`running_order`). An output is allocated
 when its node runs and freed after its last reader; a view lies in what it is of. Nothing is computed in place, and
-nothing kept for later tensors: sdort's sessions have ONNX Runtime's reuse of memory off. What kernels take while they
-run is known of attention; of others it is a stated number of the provider's.
+nothing kept for later tensors: on the CPU sdort's sessions have ONNX Runtime's reuse of memory off. What kernels take
+while they run is known of attention; of others it is a stated number of the provider's.
 """
 
 from __future__ import annotations

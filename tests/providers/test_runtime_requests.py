@@ -232,7 +232,7 @@ def test_a_sessions_settings_are_those_of_the_request(
     assert (made.log_severity_level, made.intra_op_num_threads) == (2, 3)
     assert (made.enable_profiling, made.profile_file_prefix) == (True, "there/p")
     assert made.entries["session.force_spinning_stop"] == "1"
-    assert (made.enable_mem_pattern, made.enable_mem_reuse) == (False, False)
+    assert (made.enable_mem_pattern, made.enable_mem_reuse) == (False, provider.on_gpu)
     kernels = {"rocm": "rocm", "cuda": "cuda"}.get(provider.name, "cpu")
     assert registered == [(made, tmp_path / "on", kernels, ("GroupNorm",))]
     plain = session_options(runtime, provider, RuntimeOptions(custom_ops="off"), 4)
