@@ -7,11 +7,11 @@ provider, logs one line, and runs everything on the CPU; only a session tells.
 from __future__ import annotations
 
 import ctypes
-import io
-from contextlib import redirect_stdout, suppress
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from threading import Lock, Thread
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -92,10 +92,15 @@ def explain_refusal(provider: Provider, reason: str, problems: list[Problem]) ->
 
 
 def _preload(onnxruntime: Any, provider: Provider) -> None:
-    """Load CUDA's libraries from pip packages, where this ONNX Runtime can."""
+    """Load CUDA's libraries from pip packages, where this ONNX Runtime can.
+
+    It prints what it does not find. ``sys.stdout`` is the process's and other threads write to it, so that the function
+    is called with another ``print``.
+    """
     if provider.preload and hasattr(onnxruntime, "preload_dlls"):
-        with redirect_stdout(io.StringIO()):
-            onnxruntime.preload_dlls()
+        own: FunctionType = onnxruntime.preload_dlls
+        silent = {**own.__globals__, "print": lambda *_, **__: None}
+        FunctionType(own.__code__, silent, own.__name__, own.__defaults__, own.__closure__)()
 
 
 def library_error(provider: Provider) -> str | None:

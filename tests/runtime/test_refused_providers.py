@@ -403,12 +403,18 @@ def test_the_linker_is_asked_for_the_providers_library(
 
 def test_packages_of_cuda_are_loaded_in_silence_where_there_are_such(capsys: pytest.CaptureFixture[str]) -> None:
     calls: Any = []
-    runtime = SimpleNamespace(preload_dlls=lambda: calls.append("loaded") or sys.stdout.write("noise"))
+
+    def preload_dlls(directory: str = "packages") -> None:
+        calls.append(directory)
+        print("noise")
+        # Another thread's line, such as the JSON of an error: it loads while sdort run goes on.
+        sys.stdout.write("a result\n")
+
     for provider in (ROCM, CUDA, CPU):
-        probe._preload(runtime, provider)
-    assert calls == ["loaded"]
+        probe._preload(SimpleNamespace(preload_dlls=preload_dlls), provider)
+    assert calls == ["packages"]
     probe._preload(SimpleNamespace(), CUDA)
-    assert capsys.readouterr().out == ""
+    assert capsys.readouterr().out == "a result\n"
 
 
 @pytest.mark.parametrize("fallback", [None, True, False])
