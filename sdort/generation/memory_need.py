@@ -297,26 +297,27 @@ def refiner_bytes(
     )
 
 
-def decide_parts(folder: PipelineFolder, unet: Session, request: Request, images: int, stage: Stage) -> None:
-    """Let what runs before the steps of a denoiser that is open stay open for other schedules and prompts, or be closed
-    once the steps need no more of it: where free memory, as it is now, is too small for what generating takes.
+def frees_parts(folder: PipelineFolder, unet: Session, request: Request, images: int, stage: Stage) -> bool:
+    """Whether what runs before the steps of a denoiser that is open is to be closed once the steps need no more of it,
+    rather than stay open for other schedules and prompts: where free memory, as it is now, is too small for what
+    generating takes.
 
     Args:
         images: of the batch.
         stage: of the batch.
     """
-    preparation, provider = unet.preparation, unet.provider
+    provider = unet.provider
     free = free_memory(provider.vendor, unet.options.device_id)
-    if preparation is None or free is None:
-        return
+    if unet.preparation is None or free is None:
+        return False
     needed = generation_bytes(folder, request, images, provider, free, [stage])
-    preparation.frees = free < needed
-    held = sum(part.nbytes for part in preparation.parts)
+    frees, held = free < needed, sum(part.nbytes for part in unet.preparation.parts)
     detail(
         f"{unet.component}: what runs before the steps ({size_text(held)} of weights) "
-        f"{'is closed once it has run' if preparation.frees else 'stays open'}: an image needs about "
-        f"{size_text(needed)}, and {size_text(free)} are free"
+        f"{'is closed once it has run' if frees else 'stays open'}: an image needs about {size_text(needed)}, and "
+        f"{size_text(free)} are free"
     )
+    return frees
 
 
 def graphs_of(request: Request) -> int:

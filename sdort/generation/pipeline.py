@@ -27,7 +27,7 @@ from sdort.generation.latents.encode import Encoder, Posterior, pixels_of_images
 from sdort.generation.latents.graph_memory import decoder_memory
 from sdort.generation.latents.preview import BatchPreviews, Decode, Previewer
 from sdort.generation.latents.start_latents import Start
-from sdort.generation.memory_need import decide_parts, fits_beside, has_room
+from sdort.generation.memory_need import fits_beside, frees_parts, has_room
 from sdort.generation.pictures.images import Generated, to_image
 from sdort.generation.pictures.resampling import enlarged_latents
 from sdort.generation.pictures.safety import SafetyChecker, Verdict
@@ -813,6 +813,14 @@ class TextToImage:
 
         return self._guarded(component, work, lambda parts: [value for part in parts for value in part.values()])
 
+    def _decide_parts(self, request: Request, batch: Batch, stage: Stage) -> None:
+        """Close what runs before the steps or let it stay open, as was decided of a batch when it first came."""
+        preparation, decided = self.loop.unet.preparation, self.loop.frees
+        if preparation:
+            if batch not in decided:
+                decided[batch] = frees_parts(self.folder, self.loop.unet, request, batch.images, stage)
+            preparation.frees = decided[batch]
+
     def _denoise_batch(
         self,
         request: Request,
@@ -839,9 +847,8 @@ class TextToImage:
         if batch.samples != self._samples:
             self._samples = batch.samples
             remark_on_shares(self.loop.unet, batch.samples)
-        if self.one_group is None and batch not in self.loop.sizes:
-            self.loop.sizes.add(batch)
-            decide_parts(self.folder, self.loop.unet, request, batch.images, stage)
+        if self.one_group is None:
+            self._decide_parts(request, batch, stage)
         previews = self._previews(request, stage, guidance, source.seeds)
         controls = self._controls(request, stage)
         on_device = recurrence is not None and self.loop.fits(recurrence, batch)

@@ -458,6 +458,11 @@ def test_with_all_models_open_the_parts_close_where_an_image_has_too_little_memo
             pipeline.generate(PROMPT, **{**other, "steps": 3})
             assert parts.together[3:] == [["step", "time"]]
             assert parts.now == ["step"]
+            # A size of which the other thing was decided, and again this one.
+            pipeline.generate(PROMPT, **{**DRAWN, "steps": 4})
+            assert parts.now == ["step", "time"]
+            pipeline.generate(PROMPT, **{**other, "steps": 4})
+            assert parts.now == ["step"]
     finally:
         console.set_verbosity(console.SILENT)
     np.testing.assert_array_equal(small, pipelines[0].generate(PROMPT, **other).images[0].pixels)

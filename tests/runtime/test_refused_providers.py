@@ -406,7 +406,7 @@ def test_packages_of_cuda_are_loaded_in_silence_where_there_are_such(capsys: pyt
 
     def preload_dlls(directory: str = "packages") -> None:
         calls.append(directory)
-        print("noise")
+        print("noise")  # noqa: T201
         # Another thread's line, such as the JSON of an error: it loads while sdort run goes on.
         sys.stdout.write("a result\n")
 

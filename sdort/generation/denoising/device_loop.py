@@ -118,8 +118,8 @@ class Loop:
         self._last: StepAccumulator | None = None
         """The last run's, where another one may be of its kind."""
         self._bound: dict[tuple[Batch, InputShapes, Lengths], BoundBuffers] = {}
-        self.sizes: set[Batch] = set()
-        """Batches for which it was decided whether what runs before the steps stays open."""
+        self.frees: dict[Batch, bool] = {}
+        """Whether what runs before the steps of a batch is closed once it has run, where that was decided."""
         self._graphs = 0
         self._controlled: weakref.WeakSet[BoundBuffers] = weakref.WeakSet()
 
