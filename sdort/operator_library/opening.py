@@ -141,13 +141,14 @@ def _nodes(proto: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
 
 
 def _given(parameters: Collection[str], node: onnx.NodeProto, operator: Operator) -> list[str]:
-    """The node's tensors for the ``parameters`` of the operator, or of the standard one that it stands in for."""
+    """Those of ``parameters`` of the operator, or of the standard one that it stands in for, that the node has, each
+    with its tensor."""
     inputs, outputs = operator.inputs, operator.outputs
     if node.op_type != operator.name:
         schema = onnx.defs.get_schema(node.op_type)
         inputs, outputs = (tuple(parameter.name for parameter in names) for names in (schema.inputs, schema.outputs))
     pairs = [*zip(inputs, node.input, strict=False), *zip(outputs, node.output, strict=False)]
-    return [tensor for parameter, tensor in pairs if tensor and parameter in parameters]
+    return [f"{parameter} ({tensor})" for parameter, tensor in pairs if tensor and parameter in parameters]
 
 
 @cache  # a model is opened again and again

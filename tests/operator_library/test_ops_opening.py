@@ -138,6 +138,7 @@ def test_what_the_library_has_no_kernel_for_is_left_to_onnx_runtime_and_told(
     said = capsys.readouterr().err
     assert said.count("ONNX Runtime's own") == len(operators.split())
     assert all(f"ONNX Runtime's own {operator} runs" in said for operator in operators.split())
+    assert ("has attention_bias (mask)" in said) == (name == "a masked attention"), "an input is told by its name"
     opening.unserved(onnx.load(path))
     assert capsys.readouterr().err == ""  # once
 
