@@ -71,6 +71,8 @@ BOUNDS: dict[str, tuple[Any, Any]] = {
     "DEEP_CACHE": (1, 1000),
     "DEEP_CACHE_DEPTH": (1, 100),
     "SHIFT": (0.001, 100.0),
+    "PATCHES": (2, 16),
+    "EXACT_STEPS": (1, 1000),
 }
 NAMES = {"SIZE_SIDE": "size", "ADAPTER_SCALE": "lora", "CACHE_LIMIT": "limit"}
 """Parameters that are not called as their range."""
