@@ -195,7 +195,8 @@ def expected_provider(options: RuntimeOptions) -> Provider:
 
 
 def probe_ahead(**asked: Any) -> None:
-    """Begin to load the libraries of a provider in a thread, for which the process does not wait at its end.
+    """Begin to load the libraries of a provider in a thread. The process waits for it at its end: a driver that is ended
+    in the middle of its start may crash the process.
 
     :func:`choose_provider` then finds them loaded, or waits for this thread; it says what is wrong with them.
 
@@ -208,7 +209,7 @@ def probe_ahead(**asked: Any) -> None:
             choose_provider(RuntimeOptions(**asked, fallback=True))
 
     if asked["provider"] != CPU.name:  # which has nothing to load
-        Thread(target=probe, name="sdort-probe-ahead", daemon=True).start()
+        Thread(target=probe, name="sdort-probe-ahead").start()
 
 
 def _first_that_loads(options: RuntimeOptions) -> tuple[Provider, str | None]:

@@ -31,7 +31,7 @@ sys.meta_path.insert(0, Finder())
 def choose(options):
     thread = threading.current_thread()
     if thread.name == "sdort-probe-ahead":
-        print(options.provider, options.device_id, options.other_devices, "daemon" if thread.daemon else "")
+        print(options.provider, options.device_id, options.other_devices, "daemon" if thread.daemon else "waited for")
         begun.set()
     raise ProviderError("refused")
 probe.choose_provider = choose
@@ -44,9 +44,9 @@ cli.main(prog_name="sdort")
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["--provider", "cuda", "--device-id", "1"], "cuda 1 () daemon"),
-        (["--provider", "cuda", "--devices", "2,3"], "cuda 2 (3,) daemon"),
-        ([], "auto 0 () daemon"),
+        (["--provider", "cuda", "--device-id", "1"], "cuda 1 () waited for"),
+        (["--provider", "cuda", "--devices", "2,3"], "cuda 2 (3,) waited for"),
+        ([], "auto 0 () waited for"),
         (["--provider", "cpu"], None),
     ],
     ids=["a GPU", "several", "auto", "the CPU"],
