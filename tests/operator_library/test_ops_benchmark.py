@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import ops_benchmark
 import pytest
 from support import native, rocm_stub
@@ -52,9 +53,9 @@ def test_onnx_runtime_computes_no_places_in_a_run_of_a_body(
     operator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU's provider leaves them to the CPU, and records no graph then."""
-    options = ops_benchmark.ort.SessionOptions()
+    options = onnxruntime.SessionOptions()
     options.optimized_model_filepath = str(tmp_path / "run.onnx")
-    monkeypatch.setattr(ops_benchmark.ort, "SessionOptions", lambda: options)
+    monkeypatch.setattr(onnxruntime, "SessionOptions", lambda: options)
     case = min((each for each in ops_benchmark.CASES if each.operator == operator), key=lambda each: each.bytes)
     values = [case.inputs(np.random.default_rng(0))]
     ops_benchmark.Runner(
