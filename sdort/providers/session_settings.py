@@ -85,8 +85,8 @@ def session_options(
     # After the first run of a shape it would take one block for all activations, beside what that run took.
     result.enable_mem_pattern = False
     # A tensor's memory would wait, free, for the next tensor that is known to be as large: of a transformer's step the
-    # text's tensors do while the image's are computed, and a third of all it takes is that. On a GPU runs with the reuse
-    # took less than was counted (docs/measurements.md), and none without it was measured.
+    # text's tensors do while the image's are computed, and a third of all it takes is that. On a GPU runs with it took
+    # less than was counted (docs/measurements.md), and none without it was measured.
     result.enable_mem_reuse = provider.on_gpu
     # Its threads would otherwise go on spinning after a run and take the processor from the scheduler's torch threads.
     result.add_session_config_entry("session.force_spinning_stop", "1")

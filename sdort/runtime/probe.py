@@ -195,8 +195,8 @@ def expected_provider(options: RuntimeOptions) -> Provider:
 
 
 def probe_ahead(**asked: Any) -> None:
-    """Begin to load the libraries of a provider in a thread. The process waits for it at its end: a driver that is ended
-    in the middle of its start may crash the process.
+    """Begin to load the libraries of a provider in a thread. The process waits for it at its end: a driver that ends in
+    the middle of its start may crash the process.
 
     :func:`choose_provider` then finds them loaded, or waits for this thread; it says what is wrong with them.
 
