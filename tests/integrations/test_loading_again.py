@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from sdort.integrations.diffusers import assembled_pipeline
-from sdort.integrations.torch import control_module, text_module, unet_module, vae_module
+from sdort.integrations.torch import control_module, text_module, transformer_module, unet_module, vae_module
 
 OPTIONS: dict[str, Any] = {"provider": "cuda", "graph": True, "device_id": 2}
 LOADERS: list[tuple[Any, str, dict[str, Any]]] = [
@@ -19,6 +19,7 @@ LOADERS: list[tuple[Any, str, dict[str, Any]]] = [
     (text_module, "load_text_encoder", {}),
     (text_module, "load_text_encoder", {"component": "text_encoder_2"}),
     (control_module, "load_controlnet", {}),
+    (transformer_module, "load_transformer", {}),
 ]
 
 
@@ -84,7 +85,8 @@ def test_a_pipelines_modules_are_loaded_as_the_pipeline_was(
     monkeypatch.setattr(assembled_pipeline, "vae_of", lambda _, again: made.update(vae=again))
     monkeypatch.setattr(assembled_pipeline, "text_encoder_of", lambda _, name, again: made.update({name: again}))
     encoders = [SimpleNamespace(component=name) for name in ("text_encoder", "text_encoder_2")]
-    folder: Any = SimpleNamespace(path=tmp_path / "fast", family=SimpleNamespace(encoders=encoders))
+    family = SimpleNamespace(encoders=encoders)
+    folder: Any = SimpleNamespace(path=tmp_path / "fast", family=family, denoiser="unet")
     options: Any = OPTIONS
     assembled_pipeline._components(folder, options, steered, None)
     named: dict[str, Any] = {name: {"component": name} for name in ("text_encoder", "text_encoder_2")}

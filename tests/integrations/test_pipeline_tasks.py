@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,6 +13,7 @@ import torch
 
 from sdort.errors import BadModelError, UsageError
 from sdort.families.component_names import CONTROLNET
+from sdort.families.data import sd1, sdxl, sdxl_refiner
 from sdort.first_use.making_plan import Making
 from sdort.generation.denoising.adapted_weights import is_adaptable
 from sdort.integrations.diffusers import assembled_pipeline, first_use
@@ -38,7 +40,7 @@ CLASSES = {
 
 
 def folder(xl: bool = False, aesthetic: bool = False, channels: int = 4, encoder: bool = True) -> Any:
-    family = SimpleNamespace(sizes=xl, aesthetic=aesthetic)
+    family = (sdxl_refiner if aesthetic else sdxl if xl else sd1).FAMILY
     models = {"unet": Path("unet"), **({"vae_encoder": Path("vae")} if encoder else {})}
     return SimpleNamespace(
         denoiser="unet", path=Path("here"), family=family, sample_channels=channels, latent_channels=4, models=models
@@ -67,7 +69,15 @@ def test_a_task_is_refused_that_the_components_are_not_for(task: str) -> None:
             with pytest.raises(BadModelError, match=message):
                 pipeline_class(folders[message], task)
         else:
-            pipeline_class(folders[message], task)
+            name = CLASSES[task][message == "refiner"]
+            assert pipeline_class(folders[message], task) is getattr(diffusers, name)
+
+
+def test_a_family_whose_denoiser_has_no_module_is_refused() -> None:
+    other: Any = folder()
+    other.family = replace(sd1.FAMILY, denoiser=replace(sd1.FAMILY.denoiser, class_name="TilerModel"))
+    with pytest.raises(BadModelError, match=r"here has a TilerModel, which no pipeline(.|\n)*sdort\.load runs"):
+        pipeline_class(other, "text-to-image")
 
 
 @pytest.mark.parametrize(("precision", "on_cpu", "on_gpu"), [(True, "fp32", "fp16"), ("fp16",) * 3, ("fp32",) * 3])

@@ -514,7 +514,7 @@ def test_a_tensor_on_a_gpu_is_known_by_its_count_of_changes(
 def test_a_tensor_of_inference_mode_counts_no_changes() -> None:
     with torch.inference_mode():
         value = torch.zeros(1)
-    seen = prompt_tensors._Seen.of(value)
+    seen = prompt_tensors.SeenTensor.of(value)
     assert seen.changes is None
     assert not seen.is_of(value)
 

@@ -16,7 +16,8 @@ from sdort.errors import BadModelError
 from sdort.families.family import PlainText
 from sdort.files.input_file import read_input
 
-_CONFIG, _WHOLE = "tokenizer_config.json", "tokenizer.json"
+PLAIN_FILES = _CONFIG, _WHOLE = "tokenizer_config.json", "tokenizer.json"
+"""The files that it reads."""
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from sdort.integrations.torch.opened_component import open_components
     from sdort.integrations.torch.tensor_session import TensorSession
     from sdort.integrations.torch.text_module import GraphTextEncoder, load_text_encoder
+    from sdort.integrations.torch.transformer_module import GraphTransformer, load_transformer
     from sdort.integrations.torch.unet_module import GraphUNet, load_unet
     from sdort.integrations.torch.vae_module import GraphAutoencoderKL, GraphAutoencoderTiny, load_vae
     from sdort.integrations.torch_operators import Replacement, replace
@@ -35,11 +36,13 @@ __all__ = [
     "GraphAutoencoderTiny",
     "GraphControlNet",
     "GraphTextEncoder",
+    "GraphTransformer",
     "GraphUNet",
     "Replacement",
     "TensorSession",
     "load_controlnet",
     "load_text_encoder",
+    "load_transformer",
     "load_unet",
     "load_vae",
     "open_components",
@@ -51,6 +54,7 @@ _MODULES = {
     "opened_component": ("open_components",),
     "tensor_session": ("TensorSession",),
     "text_module": ("GraphTextEncoder", "load_text_encoder"),
+    "transformer_module": ("GraphTransformer", "load_transformer"),
     "unet_module": ("GraphUNet", "load_unet"),
     "vae_module": ("GraphAutoencoderKL", "GraphAutoencoderTiny", "load_vae"),
     ".torch_operators": ("Replacement", "replace"),

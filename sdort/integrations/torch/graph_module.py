@@ -39,8 +39,8 @@ def _no_constructor(name: str) -> Any:
     def method(cls: type[Any], /, *_args: object, **_kwargs: object) -> NoReturn:
         raise UsageError(
             f"{cls.__name__} is not made by {name}: it runs as an ONNX graph",
-            hint="Load it from a pipeline's folder, by load_unet, load_vae, load_controlnet or load_text_encoder of "
-            "sdort.integrations.torch.",
+            hint="Load it from a pipeline's folder, by load_unet, load_vae, load_controlnet, load_transformer or "
+            "load_text_encoder of sdort.integrations.torch.",
         )
 
     method.__name__ = name

@@ -15,7 +15,7 @@ from sdort.runtime.step.step_caches import Mark
 
 
 @dataclass(frozen=True)
-class _Seen:
+class SeenTensor:
     """A tensor of a GPU as it was: the object, its count of changes in place, and its memory."""
 
     tensor: weakref.ref[torch.Tensor]
@@ -24,11 +24,13 @@ class _Seen:
     address: int
 
     @classmethod
-    def of(cls, tensor: torch.Tensor) -> _Seen:
+    def of(cls, tensor: torch.Tensor) -> SeenTensor:
+        """A tensor as it is now."""
         changes = None if tensor.is_inference() else tensor._version
         return cls(weakref.ref(tensor), changes, tensor.data_ptr())
 
     def is_of(self, value: torch.Tensor) -> bool:
+        """Whether this is the same object, and unchanged."""
         known: Any = self.tensor()
         return (
             known is value
@@ -86,7 +88,7 @@ class PromptTensors:
         """A mark of the latents, or of a tensor on a GPU."""
         if name == self._sample:
             return OfShape(tuple(value.shape))
-        return None if value.is_cpu else _Seen.of(value)
+        return None if value.is_cpu else SeenTensor.of(value)
 
     def make(self, fitted: Tensors) -> tuple[Tensors, MadeOfPrompt]:
         """Copies of the inputs, and the outputs, on the device."""

@@ -1,4 +1,4 @@
-"""A text encoder as a torch module with the signature and outputs of transformers' CLIP text models."""
+"""A text encoder as a torch module with the signature and outputs of transformers' CLIP, T5 and Qwen3 models."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
-from transformers import CLIPTextConfig
-from transformers.modeling_outputs import BaseModelOutputWithPooling
+import transformers
+from transformers.modeling_outputs import BaseModelOutput, BaseModelOutputWithPooling
 from transformers.models.clip.modeling_clip import CLIPTextModelOutput
 
 from sdort.errors import UsageError
 from sdort.families.component_names import CLIP_SKIP
 from sdort.families.known_families import TEXT_ENCODERS
+from sdort.families.text_models import CLIP, TEXT_MODELS
 from sdort.integrations.torch.graph_module import GraphModule, Reload, reloader
 from sdort.integrations.torch.opened_component import OpenedComponents, open_components
 from sdort.integrations.torch.tensor_session import TensorSession
@@ -27,10 +28,10 @@ _LAST, _POOLED, _EMBEDS, _STATES = "last_hidden_state", "pooler_output", "text_e
 
 
 class SkippedStates(Sequence[torch.Tensor]):
-    """The outputs of an encoder's last layers, through its final norm, counted from the end: what clip skip takes.
+    """The outputs of those of an encoder's layers that a graph has.
 
-    Exports of Stable Diffusion 1.x and 2.x have these, and no states without the norm; the module's
-    ``text_model.final_layer_norm`` leaves them as they are.
+    Exports of Stable Diffusion 1.x and 2.x have those of the last layers through the final norm, counted from the end:
+    what clip skip takes. The module's ``text_model.final_layer_norm`` leaves them as they are.
     """
 
     def __init__(self, outputs: Mapping[str, torch.Tensor], layers: int) -> None:
@@ -41,19 +42,23 @@ class SkippedStates(Sequence[torch.Tensor]):
         return self._layers + 1
 
     def __getitem__(self, index: Any) -> Any:
-        name = _LAST if index == -1 else f"{CLIP_SKIP}.{-index}" if isinstance(index, int) else str(index)
-        if name not in self._outputs:
+        names = []
+        if isinstance(index, int):
+            skipped = _LAST if index == -1 else f"{CLIP_SKIP}.{-index}"
+            names = [skipped, f"{_STATES}{index + len(self) if index < 0 else index}"]
+        found = next((name for name in names if name in self._outputs), None)
+        if found is None:
             raise UsageError(
                 f"the text encoder was exported without the hidden state {index}",
                 hint="Take text_encoder='torch', or another clip_skip.",
             )
-        return self._outputs[name]
+        return self._outputs[found]
 
 
 class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
     """A text encoder that runs as an ONNX graph; made by :func:`load_text_encoder`."""
 
-    def __init__(self, component: str, config: CLIPTextConfig) -> None:
+    def __init__(self, component: str, config: Any) -> None:
         super().__init__()
         self.component = component
         self.config = config
@@ -92,17 +97,13 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
                 more tokens than it takes, or tokens that it does not know.
             BadModelError, ProviderError: as :meth:`sdort.integrations.torch.tensor_session.TensorSession.run`.
         """
-        asked = {
-            "attention_mask": attention_mask is not None,
-            "position_ids": position_ids is not None,
-            "output_attentions": bool(output_attentions),
-        }
-        if any(asked.values()):
-            names = ", ".join(name for name, value in asked.items() if value)
-            raise UsageError(f"the graph of {self.component} takes no {names}", hint="Take text_encoder='torch'.")
+        self._refuse(
+            attention_mask=attention_mask is not None,
+            position_ids=position_ids is not None,
+            output_attentions=bool(output_attentions),
+        )
         self._check_tokens(input_ids)
-        outputs = self.session.run({next(iter(self.session.inputs)): input_ids})
-        outputs = {name: value.to(input_ids.device) for name, value in outputs.items()}
+        outputs = self._encoded(input_ids)
         # Whatever another exporter calls it, it comes first.
         last = outputs[_LAST] if _LAST in outputs else next(iter(outputs.values()))
         states = self._states(outputs) if output_hidden_states else None
@@ -115,6 +116,16 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
         )
         return made.to_tuple() if return_dict is False else made
 
+    def _refuse(self, **asked: bool) -> None:
+        names = ", ".join(name for name, value in asked.items() if value)
+        if names:
+            raise UsageError(f"the graph of {self.component} takes no {names}", hint="Take text_encoder='torch'.")
+
+    def _encoded(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The graph's outputs, where the tokens are."""
+        outputs = self.session.run({next(iter(self.session.inputs)): input_ids})
+        return {name: value.to(input_ids.device) for name, value in outputs.items()}
+
     def _check_tokens(self, input_ids: torch.Tensor) -> None:
         """Refuse what the graph's tables of positions and words do not have.
 
@@ -123,8 +134,9 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
         """
         if not isinstance(input_ids, torch.Tensor):
             return  # which the session says
-        positions, words = self.config.max_position_embeddings, self.config.vocab_size
-        if input_ids.ndim == 2 and input_ids.shape[1] > positions:
+        # T5 has no table of positions.
+        positions, words = getattr(self.config, "max_position_embeddings", None), self.config.vocab_size
+        if positions is not None and input_ids.ndim == 2 and input_ids.shape[1] > positions:
             raise UsageError(
                 f"{self.component} takes at most {positions} tokens, and these are {input_ids.shape[1]}",
                 hint="Encode a longer prompt in pieces, and join what comes of them (compel does).",
@@ -140,7 +152,7 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
 
     def _states(self, outputs: Mapping[str, torch.Tensor]) -> Sequence[torch.Tensor]:
         numbered = [name for name in outputs if name.startswith(_STATES)]
-        if numbered:
+        if len(numbered) > self.config.num_hidden_layers:
             return tuple(outputs[f"{_STATES}{layer}"] for layer in range(len(numbered)))
         return SkippedStates(outputs, self.config.num_hidden_layers)
 
@@ -168,6 +180,64 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
         )
 
 
+class GraphPenultimateEncoder(GraphTextEncoder):
+    """A language model (Qwen3) that encodes text, whose graph ends before the last layer.
+
+    A token's state follows from the tokens up to it, so that padding behind them needs no mask.
+    """
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.Tensor | None = None,
+        output_attentions: bool | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+    ) -> Any:
+        """States of the tokens.
+
+        Args:
+            input_ids: integers [B, tokens].
+            attention_mask: [B, tokens], which leaves out tokens at the end alone.
+            output_hidden_states: has to be True.
+
+        Returns:
+            ``hidden_states``, of which the graph has ``hidden_states[-2]``, float [B, tokens, width]. Columns that the
+            mask leaves out of all rows are zeros.
+
+        Raises:
+            UsageError: positions or attentions are asked for, no states are, or the mask leaves out others; tokens as
+                for :class:`GraphTextEncoder`.
+            BadModelError, ProviderError: as there.
+        """
+        self._refuse(position_ids=position_ids is not None, output_attentions=bool(output_attentions))
+        if not output_hidden_states:
+            raise UsageError(
+                f"the graph of {self.component} ends before its last layer",
+                hint="Give output_hidden_states=True, and take hidden_states[-2].",
+            )
+        self._check_tokens(input_ids)
+        tokens = input_ids.shape[-1]
+        read = tokens if attention_mask is None else self._read(attention_mask)
+        outputs = {
+            name: torch.nn.functional.pad(value, (0, 0, 0, tokens - read))
+            for name, value in self._encoded(input_ids[:, :read]).items()
+        }
+        made = BaseModelOutput(hidden_states=self._states(outputs))
+        return made.to_tuple() if return_dict is False else made
+
+    def _read(self, mask: torch.Tensor) -> int:
+        """The columns that a mask leaves in some row."""
+        kept = mask.bool().int()
+        if bool((kept.diff(dim=1) > 0).any()):
+            raise UsageError(
+                f"the graph of {self.component} takes padding behind the tokens alone",
+                hint="Give the tokenizer padding_side='right', or take text_encoder='torch'.",
+            )
+        return max(1, int(kept.sum(1).max()))
+
+
 def load_text_encoder(
     path: str | Path, component: str = "text_encoder", **options: Unpack[LoadOptions]
 ) -> GraphTextEncoder:
@@ -175,12 +245,12 @@ def load_text_encoder(
 
     Args:
         path: the pipeline's folder.
-        component: ``text_encoder`` or SDXL's ``text_encoder_2``.
+        component: ``text_encoder``, or ``text_encoder_2`` or ``text_encoder_3`` of families that have these.
         options: as for :func:`sdort.integrations.torch.unet_module.load_unet`.
 
     Raises:
         BadModelError: there is no such component, it does not load, or a file is not what sdort wrote.
-        UsageError: ``component`` is none of the two, or none of CLIP's; or as for the UNet.
+        UsageError: ``component`` is none of these; or as for the UNet.
         ProviderError: as for the UNet.
 
     Example:
@@ -194,18 +264,11 @@ def load_text_encoder(
 
 
 def text_encoder_of(opened: OpenedComponents, component: str, reload: Reload) -> GraphTextEncoder:
-    """The module of an open text encoder; ``reload`` makes it again.
-
-    Raises:
-        UsageError: it is none of CLIP's.
-    """
-    for each in opened.folder.family.encoders:
-        if each.component == component and each.plain:
-            raise UsageError(
-                f"{component} of {opened.folder.path} is a {each.class_name}, and torch modules are of CLIP's alone",
-                hint="sdort.load runs the whole pipeline.",
-            )
-    encoder = GraphTextEncoder(component, CLIPTextConfig(**opened.folder.config(component)))
+    """The module of an open text encoder; ``reload`` makes it again."""
+    named = {each.component: each.class_name for each in opened.folder.family.encoders}
+    model = TEXT_MODELS[named.get(component, CLIP)]
+    config = getattr(transformers, model.config_class)(**opened.folder.config(component))
+    encoder = (GraphPenultimateEncoder if model.penultimate else GraphTextEncoder)(component, config)
     encoder.attach({component: opened.sessions[component]}, reload)
     encoder.eval()
     return encoder

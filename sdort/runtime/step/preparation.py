@@ -264,4 +264,6 @@ def _array(part: Part, value: Any) -> Array:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    return value.shape if isinstance(value, np.ndarray) else tuple(value.shape())
+    # That of an OrtValue is a method, that of an array, NumPy's or torch's, a property.
+    shape = value.shape
+    return tuple(shape() if callable(shape) else shape)
