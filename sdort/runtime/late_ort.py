@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import onnx
 from onnx import TensorProto
 
+from sdort.errors import BadModelError
 from sdort.onnx_io.check_tensors import tensor_nbytes
+from sdort.onnx_io.component_file import file_identity
 from sdort.runtime.memory import return_freed_pages
 from sdort.runtime.placed_weights import PlacedWeights
 
@@ -30,13 +33,24 @@ class LateOrt:
     Args:
         graph: what is opened, whose inputs and outputs it has.
         opener: opens it; gives the session and the weights that it reads and does not own.
+        path: the model file that the graph was made from. It and the files of its weights stay as they are, or an
+            opening is refused: the graph in memory would read another model's weights.
+        component: for messages.
     """
 
-    def __init__(self, graph: onnx.ModelProto, opener: Callable[[], tuple[Any, PlacedWeights | None]]) -> None:
+    def __init__(
+        self,
+        graph: onnx.ModelProto,
+        opener: Callable[[], tuple[Any, PlacedWeights | None]],
+        path: Path,
+        component: str,
+    ) -> None:
         given = {tensor.name for tensor in graph.graph.initializer}
         self._inputs = _arguments(info for info in graph.graph.input if info.name not in given)
         self._outputs = _arguments(graph.graph.output)
         self._opener = opener
+        self._component = component
+        self._files = {file: _state(file) for file in _files_of(graph, path)}
         self._opened: tuple[Any, PlacedWeights | None] | None = None
         self.nbytes = sum(tensor_nbytes(tensor, graph.graph.name) for tensor in graph.graph.initializer)
         """Bytes of its weights."""
@@ -65,9 +79,11 @@ class LateOrt:
         """The session and its placed weights, opened where they are not.
 
         Raises:
+            BadModelError: a file is not the one any more that it was.
             SdortError: as the opener.
         """
         if self._opened is None:
+            self._check_files()
             self._opened = self._opener()
             self.openings += 1
         return self._opened
@@ -77,8 +93,31 @@ class LateOrt:
         self._opened = None
         return_freed_pages()  # weights on the CPU lie among blocks that stay
 
+    def _check_files(self) -> None:
+        for file, state in self._files.items():
+            now = _state(file)
+            if now != state:
+                what = "has changed" if now else "is gone"
+                raise BadModelError(
+                    f"{file} {what} since the model was loaded, which opens again from it",
+                    component=self._component,
+                    hint="Put the file back, or load the pipeline again.",
+                )
+
     def __getattr__(self, name: str) -> Any:
         return getattr(self.start()[0], name)
+
+
+def _files_of(graph: onnx.ModelProto, path: Path) -> set[Path]:
+    """The model file and those of the weights of a graph that was made from it."""
+    entries = (entry for tensor in graph.graph.initializer for entry in tensor.external_data)
+    return {path, *(path.parent / entry.value for entry in entries if entry.key == "location")}
+
+
+def _state(file: Path) -> tuple[object, ...] | None:
+    """What other contents of a file, or another file in its place, change; None where there is none."""
+    identity = file_identity(file)
+    return identity and identity[1:-1]  # a new link to the file changes the last time, and the path is known
 
 
 def _arguments(infos: Iterable[onnx.ValueInfoProto]) -> list[Argument]:

@@ -795,9 +795,8 @@ def _start_graph(
     opener = partial(_open_ort, graph, start, initializers, pool, stream, placed)
     again = None
     if late and graph is not None:
-        return Session(
-            LateOrt(graph, opener), path, component, provider, options, weights, preparation, inputs, None, pool, stream
-        )
+        ort = LateOrt(graph, opener, path, component)
+        return Session(ort, path, component, provider, options, weights, preparation, inputs, None, pool, stream)
     ort, own = opener()
     # Where models load in turn, they do so for each image.
     if provider.plans_shapes and options.memory != LOW and _convolves(graph or read_component(path, component).proto):

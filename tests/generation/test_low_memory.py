@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import fields, replace
@@ -21,7 +22,7 @@ from support.tiny_pipeline import Tiny, with_encoder
 import sdort
 from sdort import console
 from sdort.cli import cli
-from sdort.errors import MemoryShortageError, ProviderError, UsageError
+from sdort.errors import BadModelError, MemoryShortageError, ProviderError, UsageError
 from sdort.generation import low_memory, memory_need
 from sdort.generation.denoising import step_progress
 from sdort.generation.denoising.session_groups import Opened, joined_openings
@@ -479,3 +480,26 @@ def test_what_can_be_closed_counts_as_free(folder: Path, monkeypatch: pytest.Mon
         pipeline._held = 0
         with pytest.raises(MemoryShortageError):
             pipeline.generate(PROMPT, **DRAWN)
+
+
+def test_files_that_changed_are_not_opened_again(tiny: Tiny, tmp_path: Path) -> None:
+    """The graph in memory would read another model's weights. What stays as it was opens, linked elsewhere or not."""
+    sdort.optimize(tiny.onnx, tmp_path / "model", provider="cpu")
+    weights, away = tmp_path / "model" / "unet" / "model.onnx.data", tmp_path / "away"
+    with sdort.load(tmp_path / "model", provider="cpu", check=False) as pipeline:
+        preparation = pipeline._models.sessions["unet"].preparation
+        assert preparation is not None
+        assert preparation.time is not None
+        expected = pipeline.generate(PROMPT, **DRAWN).images[0].pixels
+        preparation.forget()
+        pipeline._models.loop._bound.clear()
+        preparation.time.close()
+        weights.rename(away)
+        with pytest.raises(BadModelError, match=r"model\.onnx\.data is gone since the model was loaded"):
+            pipeline.generate(PROMPT, **DRAWN)
+        weights.write_bytes(bytes(away.stat().st_size))
+        with pytest.raises(BadModelError, match=r"model\.onnx\.data has changed since"):
+            pipeline.generate(PROMPT, **DRAWN)
+        away.replace(weights)
+        os.link(weights, away)
+        np.testing.assert_array_equal(pipeline.generate(PROMPT, **DRAWN).images[0].pixels, expected)
