@@ -115,7 +115,7 @@ def _files_of(graph: onnx.ModelProto, path: Path) -> set[Path]:
 
 
 def _state(file: Path) -> tuple[object, ...] | None:
-    """What other contents of a file, or another file in its place, change; None where there is none."""
+    """The device, inode, size and time of a file, which others in its place or of its contents change; None of none."""
     identity = file_identity(file)
     return identity and identity[1:-1]  # a new link to the file changes the last time, and the path is known
 
