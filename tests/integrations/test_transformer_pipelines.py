@@ -20,7 +20,7 @@ from support.task_parity import mask, picture
 import sdort
 from sdort.errors import BadModelError, UsageError
 from sdort.integrations.diffusers import load_pipeline
-from sdort.integrations.torch import load_text_encoder, load_transformer, load_unet
+from sdort.integrations.torch import load_text_encoder, load_transformer, load_unet, transformer_module
 from sdort.optimizer.command import optimize
 from sdort.verification.metrics import psnr
 
@@ -32,8 +32,10 @@ SIZES = ((32, 32), (32, 48))
 PROMPTS = ["a red fox", "a tall lighthouse at dusk, oil on canvas, " * 3]
 """Of different lengths, which Z-Image's tokens have too."""
 
+_OF_SD3: dict[str, dict[str, Any]] = {"unguided": {"guidance_scale": 1.0}, "guided": {"guidance_scale": 4.0}}
 GUIDANCE: dict[str, dict[str, dict[str, Any]]] = {
-    "sd3": {"unguided": {"guidance_scale": 1.0}, "guided": {"guidance_scale": 4.0}},
+    "sd3": _OF_SD3,
+    "sd3 without t5": _OF_SD3,
     "z-image": {"unguided": {"guidance_scale": 0.0}, "guided": {"guidance_scale": 3.0}},
     "flux-dev": {
         "unguided": {"guidance_scale": 3.5},
@@ -43,6 +45,7 @@ GUIDANCE: dict[str, dict[str, dict[str, Any]]] = {
 }
 CLASSES = {
     "sd3": ("StableDiffusion3", "SD3Transformer2DModel"),
+    "sd3 without t5": ("StableDiffusion3", "SD3Transformer2DModel"),
     "z-image": ("ZImage", "ZImageTransformer2DModel"),
     "flux-dev": ("Flux", "FluxTransformer2DModel"),
     "flux-schnell": ("Flux", "FluxTransformer2DModel"),
@@ -52,8 +55,8 @@ CLASSES = {
 
 def write(name: str, folder: Path) -> None:
     """Write a tiny checkpoint of random weights."""
-    if name == "sd3":
-        tiny_sd3.build_diffusers(folder)
+    if name.startswith("sd3"):
+        tiny_sd3.build_diffusers(folder, t5=name == "sd3")
     elif name == "z-image":
         tiny_z_image.save(tiny_z_image.build(), folder)
     else:
@@ -99,7 +102,8 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             write(name, root / "checkpoint")
             with locked(traces):
                 sdort.export(root / "checkpoint", root / "onnx", cache_dir=traces)
-            pipeline = diffusers.DiffusionPipeline.from_pretrained(root / "checkpoint")
+            absent = {"text_encoder_3": None, "tokenizer_3": None} if name == "sd3 without t5" else {}
+            pipeline = diffusers.DiffusionPipeline.from_pretrained(root / "checkpoint", **absent)
             built[name] = Built(name, pipeline, root / "checkpoint", root / "onnx")
         return built[name]
 
@@ -250,6 +254,30 @@ def test_flux_takes_the_ids_of_one_image_alone(family: Callable[[str], Built]) -
     bare = load_transformer(family("flux-schnell").folder, provider="cpu")
     with pytest.raises(UsageError, match="does not take guidance"):
         bare(**inputs)
+
+
+def test_flux_ids_on_a_gpu_are_read_once(family: Callable[[str], Built], monkeypatch: pytest.MonkeyPatch) -> None:
+    class OnGpu(torch.Tensor):
+        is_cpu = False
+
+    read: list[tuple[int, int]] = []
+
+    def places(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
+        read.append((rows, columns))
+        return torch.cartesian_prod(torch.zeros(1), torch.arange(float(rows)), torch.arange(float(columns)))
+
+    monkeypatch.setattr(transformer_module, "_places", places)
+    module: Any = load_transformer(family("flux-dev").folder, provider="cpu")
+    ids, text = places(2, 3, torch.zeros(0)), torch.zeros(5, 3)
+    shown, beside = ids.as_subclass(OnGpu), text.as_subclass(OnGpu)
+    for _ in range(3):
+        assert module._sides(shown, beside, 6) == (2, 3)
+    assert read[1:] == [(2, 3)]
+    beside.add_(0)
+    assert module._sides(shown, beside, 6) == (2, 3)
+    for _ in range(2):
+        assert module._sides(ids, text, 6) == (2, 3)
+    assert len(read) == 5
 
 
 def test_z_image_takes_samples_of_several_sizes_at_once(family: Callable[[str], Built]) -> None:
