@@ -257,7 +257,7 @@ def test_flux_takes_the_ids_of_one_image_alone(family: Callable[[str], Built]) -
 
 
 def test_flux_ids_on_a_gpu_are_read_once(family: Callable[[str], Built], monkeypatch: pytest.MonkeyPatch) -> None:
-    class OnGpu(torch.Tensor):
+    class OnGpu(torch.Tensor):  # type: ignore[misc]
         is_cpu = False
 
     read: list[tuple[int, int]] = []
