@@ -253,6 +253,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     models: Any = SimpleNamespace(
         folder="folder", provider=ROCM, refiner=None, controls=SimpleNamespace(open_models={"net"}), fallback=None,
+        closable_bytes=3,
         timings=SimpleNamespace(steps=[0.5, 0.25]), generate_all=generate_all, openings=SimpleNamespace(found=[]),
     )  # fmt: skip
     made = Pipeline(models, RuntimeOptions("rocm", device_id=2), 1.0, SimpleNamespace(bytes=lambda: 7))  # type: ignore[arg-type]
@@ -294,7 +295,7 @@ def test_every_job_is_refused_before_the_first_runs_and_the_largest_is_held(pipe
     found = pipeline.made.generate(prompts, seed=1, num_images=2)
     opened = {"refiner_open": False, "controls_open": {"net"}}
     assert pipeline.asked.refused == [
-        ("folder", "a", 4, ROCM, 2, 0, opened), ("folder", "c AND d", 2, ROCM, 2, 0, opened),
+        ("folder", "a", 4, ROCM, 2, 3, opened), ("folder", "c AND d", 2, ROCM, 2, 3, opened),
     ]  # fmt: skip
     assert [(each.prompt, each.seed, each.path) for each in found.images] == [
         ("a", 1, None), ("a", 2, None), ("b", 1, None), ("b", 2, None), ("c AND d", 1, None), ("c AND d", 2, None),
@@ -304,10 +305,10 @@ def test_every_job_is_refused_before_the_first_runs_and_the_largest_is_held(pipe
     pipeline.models.refiner = "open"
     pipeline.asked.needed = iter([5])
     pipeline.made.generate("a", seed=1)
-    assert pipeline.asked.refused[-1][5:] == (110, opened | {"refiner_open": True})
+    assert pipeline.asked.refused[-1][5:] == (113, opened | {"refiner_open": True})
     pipeline.asked.needed = iter([5])
     pipeline.made.generate("a", seed=1)
-    assert pipeline.asked.refused[-1][5] == 110
+    assert pipeline.asked.refused[-1][5] == 113
 
 
 def test_images_go_to_their_own_files_and_a_bad_one_ends_the_run_after_the_others(

@@ -168,7 +168,7 @@ def test_sessions_are_opened_with_what_is_for_them(monkeypatch: pytest.MonkeyPat
     names = ("text_encoder", "unet", DECODER)
     reasons = {"text_encoder": "why", "unet": None, DECODER: "why not"}
 
-    def open_side_by_side(components: Any, provider: Any, on_open: Callable[[str], None], ahead: Any) -> Any:
+    def open_side_by_side(components: Any, provider: Any, on_open: Callable[[str], None]) -> Any:
         asked.update(components, provider=provider)
         for name in components:
             on_open(name)
@@ -398,8 +398,12 @@ def test_steps_stay_on_the_device_where_they_can(
 
     told: list[Any] = []
     monkeypatch.setattr(module, "remark_on_shares", lambda *of: told.append(of))
-    monkeypatch.setattr(module, "decide_parts", lambda *of: told.append(of[1:]))
-    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound, unet="unet", sizes=set())
+
+    def decide(_: TextToImage, asked: Request, batch: Any, stage: Any) -> None:
+        told.append((asked, batch.images, batch.samples, batch.extra, stage))
+
+    monkeypatch.setattr(TextToImage, "_decide_parts", decide)
+    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound, unet="unet")
     controls: Any = SimpleNamespace(nets=["net"]) if nets else None
     monkeypatch.setattr(module, "denoise", host)
     monkeypatch.setattr(TextToImage, "_controls", lambda *_: controls)
@@ -414,8 +418,7 @@ def test_steps_stay_on_the_device_where_they_can(
     found = pipe._denoise_batch(request, STAGE, recurrence, conditions, Begins(), source, advance)  # type: ignore[arg-type]
     assert found is noise
     assert pipe.timings.steps == [1.0, 2.0]
-    assert told == [("unet", 4), ("unet", request, 2, STAGE)]
-    assert [(each.samples, each.extra) for each in loop.sizes] == [(4, 5 if extra else 0)]
+    assert told == [("unet", 4), (request, 2, 4, 5 if extra else 0, STAGE)]
     assert seen["begin"] == ((4, 2, 6), STAGE.part)
     assert ("host" in seen) is through_host
     guidance, previews = [-2.0, 3.0], ("previews", SEEDS)
