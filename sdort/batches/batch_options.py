@@ -55,6 +55,7 @@ class BatchOptions:
         DrawnOptions,
         "seed",
         None,
+        within=None,  # several, as a run takes them
         unset="one that the line's id decides",
         doc="Seeds of the noise, for lines without their own; by default each line's id decides one.",
     )

@@ -125,6 +125,17 @@ def test_a_seed_for_all_lines_is_that_of_lines_without_one(tiny: Tiny, tmp_path:
     assert [entry["seed"] for entry in entries(tmp_path / "out")] == [7, 5]
 
 
+@pytest.mark.parametrize(("text", "seeds"), [("5", [7, 5]), ("5,8-9", [7, 5, 8, 9])])
+def test_the_command_takes_seeds_as_a_run_does(tiny: Tiny, tmp_path: Path, text: str, seeds: list[int]) -> None:
+    command = ["batch", str(tiny.onnx), "--prompts", str(written(tmp_path, LINES[:2])), "--out", str(tmp_path / "out")]
+    options = ["--provider", "cpu", "--steps", "1", "--size", "64x64"]
+    done = CliRunner().invoke(cli, [*command, *options, "--seed", text], catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert [entry["seed"] for entry in entries(tmp_path / "out")] == seeds
+    done = CliRunner().invoke(cli, [*command, *options, "--seed", "some"])
+    assert (done.exit_code, "--seed 'some' is not a whole number" in done.output) == (2, True)
+
+
 def test_a_second_run_draws_what_is_missing_alone(tiny: Tiny, tmp_path: Path) -> None:
     path, out = written(tmp_path, LINES), tmp_path / "out"
     sdort.batch(tiny.onnx, path, out, **SETTINGS)
