@@ -981,10 +981,7 @@ def load_pipeline(path: Path, options: RuntimeOptions, plan: LoadPlan | None = N
 
 
 def _open_sessions(
-    folder: PipelineFolder,
-    provider: Provider,
-    replaced: str | None,
-    options: RuntimeOptions,
+    folder: PipelineFolder, provider: Provider, replaced: str | None, options: RuntimeOptions
 ) -> TextToImage:
     options = replace(options, pool=new_pool_number())  # its sessions run one after another
     if options.memory == LOW:

@@ -352,11 +352,3 @@ def test_a_lora_is_diffusers(sd3: Made, tmp_path: Path) -> None:
         again = low.generate("a red fox", height=32, width=48, lora=[str(files["kohya"])], **COMMON).images[0].pixels
     assert [each for each in parts.together if {"time", "step"} <= set(each)] == []
     np.testing.assert_array_equal(again, drawn)
-
-
-def test_torch_modules_are_of_clips_text_encoders_alone(sd3: Made) -> None:
-    from sdort.integrations.torch import load_text_encoder
-
-    assert load_text_encoder(sd3.out, "text_encoder_2", provider="cpu").config.hidden_size == 8
-    with pytest.raises(UsageError, match=r"text_encoder_3 of .* is a T5EncoderModel"):
-        load_text_encoder(sd3.out, "text_encoder_3", provider="cpu")
