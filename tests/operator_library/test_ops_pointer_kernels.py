@@ -23,6 +23,7 @@ from sdort.operator_library.pointer_kernels import (
     Place,
     Problem,
 )
+from sdort.runtime import device_block
 
 
 @pytest.fixture(scope="module")
@@ -180,3 +181,9 @@ def test_a_launch_that_fails_is_told(loaded: Kernels, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SDORT_STUB_FAIL", "hipModuleLaunchKernel:1")
     with pytest.raises(ProviderError, match=r"bias_add: launching bias_add_f32_narrow on gfx1100 .* failed"):
         loaded.run(bias_add()[0], False, Place.HIP)
+
+
+def test_the_stub_of_a_driver_is_no_runtime_of_hip() -> None:
+    """Else sessions of later tests in this process would ask it for memory and streams."""
+    rocm_stub.load_driver()
+    assert not device_block.is_reachable("amd")

@@ -107,21 +107,22 @@ def _hand_written() -> set[str]:
 def load_driver() -> None:
     """Have this process know a HIP driver, with what sdort's library itself asks for.
 
-    By a name that nothing but the library tries: the rest of the process goes on without HIP.
+    The file has another name than the library says to be: what looks for HIP's runtime among the files of the process
+    finds none, so that the rest of the process goes on without HIP.
     """
     wanted = set(re.findall(r'"(hip[A-Z]\w+)"', (native.SOURCE / "driver" / "gpu.cpp").read_text()))
     generated = "".join(_function(name) for name in sorted(wanted - _hand_written()))
-    name = "libamdhip64.so.5"
+    name, file = "libamdhip64.so.5", "driver.so"
 
     def make(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "generated.c").write_text(generated)
-        flags = ["-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{name}", "-o", str(folder / name)]
+        flags = ["-shared", "-fPIC", "-O1", "-w", f"-Wl,-soname,{name}", "-o", str(folder / file)]
         sources = [str(folder / "generated.c"), str(FOLDER / "hip.c")]
         wheels.run_command([os.environ.get("CC", "cc"), *flags, *sources, "-ldl"])
 
-    sources = {name: b"", "hip.c": (FOLDER / "hip.c").read_bytes(), "generated.c": generated.encode()}
-    ctypes.CDLL(str(native.built(sources, make) / name))
+    sources = {f"{name} in {file}": b"", "hip.c": (FOLDER / "hip.c").read_bytes(), "generated.c": generated.encode()}
+    ctypes.CDLL(str(native.built(sources, make) / file))
 
 
 def _undefined(library: Path) -> dict[str, str]:
