@@ -208,7 +208,7 @@ def exchange_of_patches(pipeline: sdort.Pipeline, devices: str) -> list[dict[str
     """Seconds of what patches give each other after a step, for each size."""
     rows = []
     for buffers in pipeline._models.loop._bound.values():
-        if isinstance(buffers, PatchedBuffers) and buffers.patches:
+        if isinstance(buffers, PatchedBuffers):
             seconds = in_turns({"exchange": partial(give_all, buffers)}, 50, warmup=5)["exchange"]
             sides = "x".join(str(side) for side in buffers.batch.latent[:0:-1])
             nbytes = buffers.patches[0].given_bytes

@@ -9,44 +9,26 @@ makes the next latents. The latents pass through the host's memory.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from functools import cached_property
 
 import numpy as np
 
 from sdort.graph.signature import Array
-from sdort.runtime.session import Session
 from sdort.runtime.step.bound_patch import BoundPatch
-from sdort.runtime.step.bound_unet import Batch
 from sdort.runtime.step.spread_unet import SpreadBuffers
-from sdort.runtime.step.step_conditions import Lengths
 
 
 class PatchedBuffers(SpreadBuffers):
-    """The UNet bound for a batch, whose images the devices of its session compute in patches.
+    """The UNet bound for a batch, whose images the devices of its session compute in patches."""
 
-    Args:
-        shapes, number, lengths: as :class:`BoundBuffers` takes them.
-    """
-
-    def __init__(
-        self,
-        session: Session,
-        batch: Batch,
-        shapes: Mapping[str, tuple[int, ...]],
-        number: int,
-        *,
-        lengths: Lengths = (),
-    ) -> None:
-        super().__init__(session, batch, shapes, number, lengths=lengths)
-        self._groups: list[list[BoundPatch]] = []
-        """The patches of each group of devices, from the first run on."""
-
-    def _bind_patches(self) -> None:
+    @cached_property
+    def _groups(self) -> list[list[BoundPatch]]:
+        """The patches of each group of devices, bound before the first run, of whatever the inputs are then."""
         count, numbers = self.session.options.patch_cut, self.session.options.all_devices
         groups = [numbers[first : first + count] for first in range(0, len(numbers), count)]
         patches = [BoundPatch(self, 0, groups[0])]
         patches += [other.make_patch(groups[index // count]) for index, other in enumerate(self._others, 1)]
-        self._groups = [patches[first : first + count] for first in range(0, len(patches), count)]
+        return [patches[first : first + count] for first in range(0, len(patches), count)]
 
     @property
     def patches(self) -> list[BoundPatch]:
@@ -54,8 +36,6 @@ class PatchedBuffers(SpreadBuffers):
         return [patch for group in self._groups for patch in group]
 
     def run(self, step: int, whole: bool = True, *, wait: bool = True) -> None:
-        if not self._groups:
-            self._bind_patches()
         self.wait_for_exchange()
         if whole:
             super().run(step, wait=wait)
