@@ -43,6 +43,11 @@ def amd_gpus(system: System) -> list[Gpu]:
     return gpus
 
 
+def amd_architectures(system: System) -> list[str]:
+    """The architectures of :func:`amd_gpus` without their names, which a program of ROCm has to tell."""
+    return [architecture for _, architecture, _ in _amd_nodes(system)]
+
+
 def _amd_nodes(system: System) -> Iterator[tuple[str, str, dict[str, int]]]:
     """Name, architecture and properties of the driver's nodes that are no processors, in ROCm's order."""
     for node in sorted(system.glob(f"{_KFD}/*"), key=lambda path: int(path.name) if path.name.isdecimal() else 0):

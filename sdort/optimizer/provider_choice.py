@@ -12,6 +12,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.environment import device_name
 from sdort.runtime.probe import choose_provider, why_not
+from sdort.runtime.recommendation import recommend
 
 
 def provider_here(name: str) -> str:
@@ -52,13 +53,13 @@ def _remark_on_gpu(refused: str | None) -> None:
 def for_gpus(system: System) -> tuple[Provider, Gpu | None]:
     """The provider for the GPUs of a machine, and the GPU; the CPU's without any.
 
-    Of a vendor's providers one that ONNX Runtime goes on with.
+    It is the one that is recommended where none is installed (:func:`sdort.runtime.recommendation.recommend`).
     """
-    for vendor, gpus in (("amd", amd_gpus(system)), ("nvidia", nvidia_gpus(system))):
-        fitting = [each for each in PROVIDERS.values() if each.vendor == vendor]
-        if gpus and fitting:
-            return min(fitting, key=lambda each: each.last_release != ""), gpus[0]
-    return CPU, None
+    found = recommend((), system)
+    if not found.card:
+        return CPU, None
+    cards = (*amd_gpus(system), *nvidia_gpus(system))
+    return PROVIDERS[found.provider], next(gpu for gpu in cards if gpu.name == found.card)
 
 
 def best_here() -> Provider:

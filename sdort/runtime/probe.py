@@ -26,6 +26,7 @@ from sdort.providers.session_settings import check_options
 from sdort.runtime.availability import Problem, architecture_problem, find_problems
 from sdort.runtime.failures import reason_of
 from sdort.runtime.opener import NotLoadedError, create_session
+from sdort.runtime.recommendation import auto_order
 
 
 def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
@@ -144,8 +145,8 @@ FALLBACK_HINT = f"With --fallback it runs on the CPU; --provider {AUTO} takes th
 def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tuple[Provider, str | None]:
     """The provider to use for a request, and why it is not the one that was asked for.
 
-    ``auto`` takes the first of :data:`PROVIDERS` that loads; that is what was asked for, so nothing is to be excused
-    when it is the CPU because no other was compiled in.
+    ``auto`` takes the first of :func:`sdort.runtime.recommendation.auto_order` that loads; that is what was asked for,
+    so nothing is to be excused when it is the CPU because no other was compiled in.
 
     Args:
         hint: what to do where the CPU may not stand in for a provider that is named and does not load.
@@ -190,8 +191,7 @@ def expected_provider(options: RuntimeOptions) -> Provider:
     """
     if options.provider != AUTO:
         return find_provider(options.provider)
-    available = import_onnxruntime().get_available_providers()
-    return next(provider for provider in PROVIDERS.values() if provider.ep in available)
+    return auto_order(import_onnxruntime().get_available_providers())[0]
 
 
 def probe_ahead(**asked: Any) -> None:
@@ -213,11 +213,8 @@ def probe_ahead(**asked: Any) -> None:
 
 
 def _first_that_loads(options: RuntimeOptions) -> tuple[Provider, str | None]:
-    available = import_onnxruntime().get_available_providers()
     reasons: list[str] = []
-    for provider in PROVIDERS.values():
-        if provider.ep not in available:
-            continue
+    for provider in auto_order(import_onnxruntime().get_available_providers()):
         reason = why_not(provider, options)
         if reason is None:
             return provider, "; ".join(reasons) or None
