@@ -25,7 +25,7 @@ OPERATOR = Operator(
     additive=True,
     factors=(),
     operations=2,
-    kernels={"rocm": any_form, "cuda": any_form},
+    kernels={"rocm": any_form, "cuda": any_form, "webgpu": any_form},
     unserved={},
     examples=(Example({"X": (2, 5, 12), "bias": (12,), "skip": (2, 5, 12)}),),
 )

@@ -24,7 +24,7 @@ OPERATOR = Operator(
     additive=False,
     factors=(),
     operations=9,
-    kernels={"rocm": any_form, "migraphx": any_form, "cuda": any_form, "cpu": any_form},
+    kernels={"rocm": any_form, "migraphx": any_form, "cuda": any_form, "webgpu": any_form, "cpu": any_form},
     unserved={},
     examples=(Example({"A": (2, 5, 12), "B": (12,)}),),
 )

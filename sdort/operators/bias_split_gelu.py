@@ -5,7 +5,7 @@ https://arxiv.org/abs/2002.05202
 
 from sdort.graph.domains import MICROSOFT
 from sdort.graph.fact import Fact
-from sdort.graph.operator import Call, Category, Example, Operator, outputs_only
+from sdort.graph.operator import Call, Category, Example, Operator, any_form, outputs_only
 from sdort.graph.symbolic import divide, unknown
 from sdort.operators.gelu import by_error_function
 
@@ -56,7 +56,7 @@ OPERATOR = Operator(
     additive=False,
     factors=(),
     operations=10,
-    kernels={"rocm": compiled_width, "cuda": compiled_width},
+    kernels={"rocm": compiled_width, "cuda": compiled_width, "webgpu": any_form},
     unserved={},
     examples=(Example({"X": (2, 5, 16), "bias": (16,)}),),
 )

@@ -37,7 +37,7 @@ OPERATOR = Operator(
     additive=False,
     factors=(),
     operations=9,
-    kernels={"rocm": any_form, "migraphx": any_form, "cuda": any_form, "cpu": any_form},
+    kernels={"rocm": any_form, "migraphx": any_form, "cuda": any_form, "webgpu": any_form, "cpu": any_form},
     unserved={},
     examples=(Example({"X": (2, 5, 12)}), Example({"X": (2, 5, 12), "bias": (12,)})),
 )

@@ -36,7 +36,7 @@ OPERATOR = Operator(
     additive=False,
     factors=(),
     operations=8,
-    kernels={"rocm": any_form, "cuda": any_form, "cpu": any_form},
+    kernels={"rocm": any_form, "cuda": any_form, "webgpu": any_form, "cpu": any_form},
     unserved={},
     examples=(Example({"X": (2, 5, 12)}),),
 )

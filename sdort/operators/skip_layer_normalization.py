@@ -55,7 +55,7 @@ OPERATOR = Operator(
     additive=True,
     factors=(),
     operations=9,
-    kernels={"rocm": any_form, "migraphx": any_form, "cuda": any_form, "cpu": any_form},
+    kernels={"rocm": any_form, "migraphx": any_form, "cuda": any_form, "webgpu": any_form, "cpu": any_form},
     unserved={
         "SkipLayerNormalization": ("mean", "inv_std_var"),
         # ONNX Runtime itself fuses an Add and the LayerNormalization behind it, the outputs of which it keeps.

@@ -35,6 +35,8 @@ class Target:
         kernels: operators beside those whose files name this provider, as ``com.microsoft.GroupNorm``, and the forms
             that its kernels take (of sdort's own domain, in which it can run the function bodies).
         left_out: operators that count as if it had no kernels for them.
+        doubted: operators that it has kernels for which computed something else where they were tried, and what: they
+            too count as if it had none, until a trial on the machine itself shows that they are right.
         missing: standard operators that it does not have.
         only: where not empty, the only standard operators that it has.
         forms: standard operators that it has in some forms only, and those.
@@ -48,6 +50,7 @@ class Target:
     channels_last: bool
     kernels: Mapping[str, Condition] = field(default_factory=dict)
     left_out: frozenset[str] = field(default_factory=frozenset)
+    doubted: Mapping[str, str] = field(default_factory=dict)
     missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu", "RotaryEmbedding"})
     only: frozenset[str] = field(default_factory=frozenset)
     forms: Mapping[str, Condition] = field(default_factory=dict)
@@ -58,7 +61,7 @@ class Target:
         """All operators, standard ones apart, that it has kernels for, and the forms that these take."""
         stated = {operator.qualified_name: operator.kernels.get(self.name) for operator in load_operators().values()}
         every = {**{name: form for name, form in stated.items() if form is not None}, **self.kernels}
-        return {name: form for name, form in every.items() if name not in self.left_out}
+        return {name: form for name, form in every.items() if name not in self.left_out and name not in self.doubted}
 
     def preferring(self) -> Target:
         """The same target as fusions are to see it: forms that another form outdoes count as forms it does not take."""
@@ -80,6 +83,17 @@ class Target:
         """The same target, as if it had no kernels for these operators, ``com.microsoft.GroupNorm``."""
         return replace(self, left_out=self.left_out | {*operators})
 
+    def judged(self, verdicts: Mapping[str, str | None]) -> Target:
+        """The same target after its kernels were tried.
+
+        Args:
+            verdicts: operators, ``com.microsoft.MultiHeadAttention``, and what is wrong with each; None where it is
+                right.
+        """
+        wrong = {name: reason for name, reason in verdicts.items() if reason is not None}
+        kept = {name: reason for name, reason in self.doubted.items() if name not in verdicts}
+        return replace(self, doubted={**kept, **wrong})
+
     def unsupported(self, node: gs.Node, editor: Editor | None = None) -> str | None:
         """The reason why this target does not run a node; None if it does.
 
@@ -88,9 +102,12 @@ class Target:
         """
         if node.domain in (MICROSOFT, OWN_DOMAIN):
             name = node.op if node.domain == MICROSOFT else f"{node.domain}.{node.op}"
-            condition = self.conditions.get(f"{node.domain}.{node.op}")
+            qualified = f"{node.domain}.{node.op}"
+            condition = self.conditions.get(qualified)
             if condition is None:
-                if f"{node.domain}.{node.op}" not in self.left_out:
+                if qualified in self.doubted:
+                    return f"{name} of {self.name} is not used: {self.doubted[qualified]}"
+                if qualified not in self.left_out:
                     return f"{self.name} has no kernel for {name}"
                 own = node.domain == OWN_DOMAIN
                 return f"{name} is {'one of the operators that are not used' if own else 'left out, as --disable asks'}"

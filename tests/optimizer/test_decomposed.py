@@ -11,6 +11,7 @@ from support.expected_fusions import without_phases
 from support.parity import compare
 from support.turns import in_turns
 
+from sdort.graph.domains import MICROSOFT
 from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
@@ -74,4 +75,8 @@ def test_merged_projections_are_packed_where_the_target_packs(
     assert raised.count == report.operators_raised["Attention"] == count
     inputs = Counter(len(node.inputs) for node in model.graph.nodes if node.op == "MultiHeadAttention")
     packs = target == "rocm" and component == "unet"
-    assert inputs == ({1: parts["attention_self"], 2: parts["attention_cross"]} if packs else {3: count})
+    if f"{MICROSOFT}.MultiHeadAttention" in load_target(target).doubted:
+        count = 0
+    assert inputs == (
+        {1: parts["attention_self"], 2: parts["attention_cross"]} if packs else {3: count} if count else {}
+    )
