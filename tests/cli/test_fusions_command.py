@@ -26,6 +26,10 @@ def test_all_are_listed_and_described() -> None:
     assert [name for name in found if not any(line.startswith(f"{name} ") for line in printed)] == []
 
 
+READ = {"rocm", "migraphx", "cuda", "cpu"}
+"""The targets whose kernels' sources were read for what is told here; another one's are told in tests of its own."""
+
+
 @pytest.mark.parametrize(
     ("name", "on"),
     [
@@ -40,7 +44,7 @@ def test_all_are_listed_and_described() -> None:
 )
 def test_the_providers_of_a_fusion(name: str, on: set[str]) -> None:
     (fusion,) = sdort.list_fusions([name]).fusions
-    assert {provider for provider in fusion.providers if fusion.is_on(provider)} == on
+    assert {provider for provider in fusion.providers if fusion.is_on(provider)} & READ == on
 
 
 def test_one_is_described() -> None:
@@ -67,7 +71,7 @@ def test_a_condition_of_a_kernel_is_named() -> None:
     )
     assert fusion.providers["cpu"] == "off: cpu has no kernel for BiasSplitGelu"
     (own,) = sdort.list_fusions(["wide_attention"]).fusions
-    assert own.providers == {
+    assert {name: told for name, told in own.providers.items() if name in READ} == {
         "rocm": "off: rocm has no kernel for sdort.MultiHeadAttention",
         "migraphx": "off: migraphx has no kernel for sdort.MultiHeadAttention",
         "cuda": "on: where the library is built or --sdort-ops asks for them",
@@ -78,7 +82,7 @@ def test_a_condition_of_a_kernel_is_named() -> None:
 def test_providers_that_a_fusion_is_not_for_are_told_why() -> None:
     (fusion,) = sdort.list_fusions(["upsampling_phases"]).fusions
     off = "off: only for cpu, where it was measured to be faster"
-    assert fusion.providers == {"rocm": off, "migraphx": off, "cuda": off, "cpu": "on"}
+    assert fusion.providers == dict.fromkeys(fusion.providers, off) | {"cpu": "on"}
 
 
 def test_names_that_are_none() -> None:
