@@ -17,9 +17,9 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner
 
-from sdort.engines.standard_operators import call_function, expand, parse_function
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.precision_mark import says_bf16
+from sdort.onnx_io.standard_operators import call_function, expand, parse_function
 from sdort.operators import find_operator
 from sdort.passes.widen import all_nodes, names_of_dtype, widen
 

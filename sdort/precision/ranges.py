@@ -18,7 +18,6 @@ import onnx
 import onnx_graphsurgeon as gs
 from onnx import inliner
 
-from sdort.engines.standard_operators import expand
 from sdort.errors import BadModelError, ParityError, ProviderError
 from sdort.graph.float16 import LARGEST, SMALLEST_NORMAL, VANISHING
 from sdort.graph.model import Model
@@ -26,6 +25,7 @@ from sdort.graph.signature import Array, Feeds
 from sdort.graph.weights import as_weight
 from sdort.onnx_io.component_file import copied, read_component
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import expand
 from sdort.operator_library.library import OFF
 from sdort.precision import probes
 from sdort.precision.probes import MEANT

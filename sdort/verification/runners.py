@@ -9,13 +9,13 @@ from pathlib import Path
 import onnx
 
 from sdort.engines.rounding import emulate
-from sdort.engines.standard_operators import expand, needs_expansion
 from sdort.errors import BadModelError
 from sdort.families.component_names import ENCODER
 from sdort.generation.pipeline import TextToImage, assemble
 from sdort.graph.signature import Array, Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.precision_mark import stored_dtype
+from sdort.onnx_io.standard_operators import expand, needs_expansion
 from sdort.operator_library.library import AUTO, OFF, resolve
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers import CPU
@@ -42,7 +42,7 @@ REFERENCE = RunConfiguration(CPU, RuntimeOptions(CPU.name, custom_ops=OFF, contr
 def open_component(path: Path, component: str, configuration: RunConfiguration) -> Session:
     """Open a component on a provider.
 
-    On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.engines.standard_operators`), one
+    On the CPU a graph made for a GPU runs by its operators' definitions (:mod:`sdort.onnx_io.standard_operators`), one
     in fp16 or bf16 with every result rounded as a GPU stores it (:mod:`sdort.engines.rounding`): ONNX Runtime's CPU
     provider keeps fp32 between its casts, where nothing overflows. With a library of sdort's operators, its CPU kernels
     run.

@@ -13,8 +13,8 @@ import onnxruntime as ort
 import pytest
 from onnx import helper
 
-from sdort.engines.standard_operators import REFERENCE_DOMAIN, expand
 from sdort.errors import BadModelError
+from sdort.onnx_io.standard_operators import REFERENCE_DOMAIN, expand
 
 Array = npt.NDArray[Any]
 RNG = np.random.default_rng(7)

@@ -17,8 +17,8 @@ from support.pipelines import trace_folder
 
 import sdort
 from sdort.engines.rounding import emulate
-from sdort.engines.standard_operators import expand
 from sdort.errors import BadModelError
+from sdort.onnx_io.standard_operators import expand
 
 NAME = "text_encoder_2"
 CONFIG: dict[str, Any] = {

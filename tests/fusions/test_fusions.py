@@ -15,11 +15,11 @@ import pytest
 from support.fusion_models import CASES, TOLERANCE, before_model, feeds
 from support.small_graphs import edit
 
-from sdort.engines.standard_operators import expand
 from sdort.graph.model import Model
 from sdort.lowering.component_report import count_operators
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import expand
 from sdort.passes import upgrade
 from sdort.rewrite.apply import apply_fusion, apply_stage
 from sdort.rewrite.editor import Editor

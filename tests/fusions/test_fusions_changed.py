@@ -15,10 +15,10 @@ from support.changed_models import OPEN, changed_models, copy
 from support.fusion_models import CASES, CHANGED_CASES, TOLERANCE, before_model
 from support.small_graphs import run, to_proto
 
-from sdort.engines.standard_operators import expand
 from sdort.errors import SdortError
 from sdort.graph.model import Model
 from sdort.onnx_io.load import from_proto
+from sdort.onnx_io.standard_operators import expand
 from sdort.passes import attention_form
 from sdort.rewrite.apply import apply_fusion
 from sdort.rewrite.editor import Editor

@@ -23,9 +23,9 @@ from support.relisted import relist
 
 import sdort
 from sdort.engines.rounding import emulate
-from sdort.engines.standard_operators import expand
 from sdort.errors import BadModelError, MissedFusionError, UsageError
 from sdort.generation.memory_need import case_bytes, unet_bytes
+from sdort.onnx_io.standard_operators import expand
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
 from sdort.runtime import activations

@@ -14,7 +14,7 @@ from support.drawn import Generator, drawn, grid, name_of
 from support.group_norm_cases import Array, Case, draw_case, draw_tensors, exact, tolerance
 from support.group_norm_models import EXTENDED, PLAIN, SKIP, draw, make_model
 
-from sdort.engines import standard_operators as reference
+from sdort.onnx_io import standard_operators as reference
 
 PRECISIONS = pytest.mark.parametrize("dtype", [np.float16, np.float32], ids=["fp16", "fp32"])
 

@@ -19,12 +19,12 @@ import onnxruntime
 import pytest
 from onnx import TensorProto, helper
 
-from sdort.engines.standard_operators import expand, parse_function
 from sdort.errors import BadModelError
 from sdort.graph.domains import IN_DEFAULT_DOMAIN, MICROSOFT, OWN_DOMAIN
 from sdort.graph.fact import Fact
 from sdort.graph.operator import Call
 from sdort.graph.symbolic import symbol
+from sdort.onnx_io.standard_operators import expand, parse_function
 from sdort.operators import channels_axis, find_operator, load_operators, of_category
 from sdort.operators.group_norm import even_groups
 

@@ -25,7 +25,6 @@ from support.fusion_models import before_model
 from support.small_graphs import evaluate
 
 from sdort import operators
-from sdort.engines.standard_operators import expand, parse_function
 from sdort.graph.domains import IN_DEFAULT_DOMAIN, MICROSOFT, MICROSOFT_OPERATORS, OWN_DOMAIN, file_domain
 from sdort.graph.fact import Fact
 from sdort.graph.operator import REQUIRED, Call, Category, Example, Operator, Required
@@ -33,6 +32,7 @@ from sdort.graph.symbolic import symbol
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.own_functions import function_of, own_function
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import expand, parse_function
 from sdort.operators import find_operator, load_operators
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.apply import apply_fusion

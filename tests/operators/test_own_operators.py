@@ -18,12 +18,12 @@ from support.group_norm_models import EXTENDED, draw, make_model
 from support.optimized_models import described, samples_of
 from support.parity import compare
 
-from sdort.engines import standard_operators as reference
 from sdort.errors import BadModelError
 from sdort.graph.model import Model
 from sdort.inspection.description import inspect_path
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
+from sdort.onnx_io import standard_operators as reference
 from sdort.onnx_io.load import from_proto, load_model
 from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model

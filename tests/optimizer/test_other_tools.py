@@ -18,13 +18,13 @@ from support.optimized_models import counts
 from support.parity import compare, open_raw
 from support.small_graphs import Array, feeds_for, load, operators, parse, run, to_proto
 
-from sdort.engines.standard_operators import expand
 from sdort.errors import BadModelError, MissedFusionError
 from sdort.graph.model import Model
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import expand
 from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.rewrite.editor import Editor
 from sdort.workload.samples import Sample

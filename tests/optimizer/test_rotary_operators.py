@@ -11,10 +11,10 @@ import pytest
 from support.diffusion_transformers import Traceable, built, write
 
 from sdort.engines.rounding import emulate
-from sdort.engines.standard_operators import expand
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import expand
 from sdort.providers import load_target
 from sdort.rewrite.decomposed import RMS_NORM, ROTARY
 

@@ -18,11 +18,11 @@ import torch
 from support.diffusion_transformers import Traceable, built, write
 
 from sdort.engines.rounding import emulate
-from sdort.engines.standard_operators import expand
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import expand
 from sdort.optimizer.expected import NORMS, OWN, Expectation
 from sdort.providers import load_target
 

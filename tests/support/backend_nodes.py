@@ -20,12 +20,12 @@ import onnxruntime
 from onnx import numpy_helper
 from support.hardware import execution_provider, provider_of
 
-from sdort.engines.standard_operators import expand
 from sdort.errors import SdortError
 from sdort.graph.weights import Absent, Weight
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import expand
 from sdort.providers import load_target
 from sdort.rewrite.editor import Editor
 

@@ -2,7 +2,7 @@
 
 The reference is the original on ONNX Runtime's CPU provider, in the precision it has. There a graph of fp16 runs as its
 provider's kernels compute it, every tensor rounded where it is stored (:mod:`sdort.engines.rounding`). What the CPU
-provider lacks is expanded by :mod:`sdort.engines.standard_operators`, so a graph made for a GPU is checked on any
+provider lacks is expanded by :mod:`sdort.onnx_io.standard_operators`, so a graph made for a GPU is checked on any
 machine, and on its own provider where there is one.
 """
 

@@ -14,7 +14,6 @@ import onnxruntime
 from onnx import TensorProto, helper, numpy_helper, parser
 from support.hardware import execution_provider, provider_of
 
-from sdort.engines.standard_operators import expand
 from sdort.graph.domains import OWN_DOMAIN
 from sdort.graph.model import Model
 from sdort.graph.symbolic import Dim
@@ -23,6 +22,7 @@ from sdort.lowering.component_report import count_operators
 from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.own_functions import own_function
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import expand
 from sdort.operators import load_operators
 from sdort.passes.upgrade import set_opset
 from sdort.rewrite.editor import Editor

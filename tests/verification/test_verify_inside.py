@@ -16,10 +16,10 @@ from support.attention_block import SIZE, WIDTH, write_block
 from support.bisected import CONFIGURATION, compare, found_in, optimized, scaled
 from support.exports import Case
 
-from sdort.engines.standard_operators import MINIMUM_OPSET
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.save import save_model
+from sdort.onnx_io.standard_operators import MINIMUM_OPSET
 from sdort.providers import load_target
 from sdort.verification import runners
 from sdort.verification.bisection import blame as blame_module

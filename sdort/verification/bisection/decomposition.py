@@ -11,16 +11,16 @@ from collections.abc import Collection
 import onnx
 from onnx import TensorProto, helper
 
-from sdort.engines.standard_operators import (
+from sdort.graph.domains import MICROSOFT
+from sdort.graph.operator import Call, standard_call_of
+from sdort.onnx_io.own_functions import expand_own_functions
+from sdort.onnx_io.standard_operators import (
     MINIMUM_OPSET,
     call_function,
     make_function,
     needs_expansion,
     parse_function,
 )
-from sdort.graph.domains import MICROSOFT
-from sdort.graph.operator import Call, standard_call_of
-from sdort.onnx_io.own_functions import expand_own_functions
 from sdort.operators import find_operator
 from sdort.operators.multi_head_attention import MERGE, attention_steps, masking
 from sdort.operators.skip_layer_normalization import normalize
