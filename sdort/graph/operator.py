@@ -148,6 +148,8 @@ class Operator:
         channels_axis: where the second input is a weight, the axis of it that the channels in are.
         heads: of attentions, the text that makes ``q4``, ``k4`` and ``v4`` [batch, rows, heads, size] of the inputs.
         examples: calls that ``definition`` knows.
+        trials: calls of sizes at which kernels go the ways that they go in models, by which a provider's kernel is
+            tried before it is believed (:mod:`sdort.runtime.trial`); where empty, the examples.
     """
 
     name: str
@@ -170,6 +172,7 @@ class Operator:
     channels_axis: Callable[[Call], int] | None = None
     heads: Body | None = None
     examples: tuple[Example, ...]
+    trials: tuple[Example, ...] = ()
 
     @property
     def qualified_name(self) -> str:

@@ -59,4 +59,5 @@ OPERATOR = Operator(
     kernels={"rocm": compiled_width, "cuda": compiled_width, "webgpu": any_form},
     unserved={},
     examples=(Example({"X": (2, 5, 16), "bias": (16,)}),),
+    trials=(Example({"X": (1, 16, 2560), "bias": (2560,)}),),
 )

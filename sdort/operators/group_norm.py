@@ -81,4 +81,5 @@ OPERATOR = Operator(
             {"X": (2, 12, 3, 5), "gamma": (12,), "beta": (12,)}, {"groups": 3, "activation": 0, "channels_last": 0}
         ),
     ),
+    trials=(Example({"X": (2, 8, 8, 320), "gamma": (320,), "beta": (320,)}, {"groups": 32, "activation": 1}),),
 )

@@ -206,4 +206,11 @@ OPERATOR = Operator(
         Example({"query": (2, 5, 12), "key": (2, 7, 3, 2, 4)}, {"num_heads": 3}, outputs=("output",)),
         Example({"query": (2, 5, 3, 3, 4)}, {"num_heads": 3, "scale": 0.25}, outputs=("output",)),
     ),
+    # Fused kernels compute blocks of queries and keys, with another way for few of them.
+    trials=(
+        Example({"query": (1, 64, 80), "key": (1, 64, 80), "value": (1, 64, 80)}, {"num_heads": 2}, ("output",)),
+        Example({"query": (1, 64, 128), "key": (1, 77, 128), "value": (1, 77, 128)}, {"num_heads": 2}, ("output",)),
+        Example({"query": (1, 64, 128), "key": (1, 77, 2, 2, 64)}, {"num_heads": 2}, ("output",)),
+        Example({"query": (1, 64, 2, 3, 40)}, {"num_heads": 2}, ("output",)),
+    ),
 )

@@ -95,11 +95,11 @@ def make_key(path: Path, component: str, provider: Provider, options: RuntimeOpt
         model=hash_model(path),
         component=component,
         shapes=tuple(sorted((name, tuple(dims)) for name, dims in shapes.items())),
-        options=_lasting(provider, options),
+        options=lasting_options(provider, options),
     )
 
 
-def _lasting(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, str], ...]:
+def lasting_options(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, str], ...]:
     """Options that a run without ``--tuning`` sets too, so that it finds what a run with it has kept; nor does a graph
     matter, which replays what was chosen before, or the stream.
     """
