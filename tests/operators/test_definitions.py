@@ -691,6 +691,10 @@ TAKEN: list[tuple[str, dict[str, Any], dict[str, Any], set[str]]] = [
 ]  # fmt: skip
 
 
+READ = {"rocm", "migraphx", "cuda", "cpu"}
+"""The targets of this table; the forms of another one are in tests of its own."""
+
+
 @pytest.mark.parametrize(("name", "inputs", "attributes", "targets"), TAKEN)
 def test_targets_take_the_forms_that_their_kernels_have(
     name: str, inputs: dict[str, Any], attributes: dict[str, Any], targets: set[str]
@@ -703,7 +707,9 @@ def test_targets_take_the_forms_that_their_kernels_have(
         for n, s in inputs.items()
     }
     call = call_of(name, facts, operator.outputs[:1], {**heads, **attributes})
-    assert {target for target, condition in operator.kernels.items() if condition(call) is None} == targets
+    assert {
+        target for target in READ if target in operator.kernels and operator.kernels[target](call) is None
+    } == targets
 
 
 @pytest.mark.parametrize(
