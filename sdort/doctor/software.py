@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
@@ -9,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from subprocess import TimeoutExpired
 
-from sdort.doctor.finding import OK, PROBLEM, Finding
+from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.errors import ProviderError
 from sdort.machine.distributions import flavour, hidden_copies, import_onnxruntime, installed_flavours
 from sdort.machine.onnxruntime_copies import Flavour, RuntimeCopy
@@ -105,10 +106,20 @@ def software_findings(software: Software, requested: str | None) -> Iterator[Fin
     for name in PROVIDERS:
         if name in software.listed:
             yield _listed(name, software.refusals.get(name))
+            yield from _superseding(name)
         elif name == requested:
             step = f"Install the distribution that has it:\n{PROVIDERS[name].install}"
             message = f"{here.distribution} was built without {PROVIDERS[name].ep}"
             yield Finding(_SECTION, name, PROBLEM, message, step)
+
+
+def _superseding(name: str) -> Iterator[Finding]:
+    """Variables of the environment that decide in the place of options."""
+    for variable, option in PROVIDERS[name].superseding.items():
+        if variable in os.environ:
+            what = f"takes the place of the option {option}" if option else f"changes what {name} does"
+            message = f"{variable}={os.environ[variable]} is set and {what}, whatever sdort asks for"
+            yield Finding(_SECTION, name, WARNING, message, f"unset {variable}, unless it is meant so.")
 
 
 def _listed(name: str, reason: str | None) -> Finding:

@@ -18,6 +18,7 @@ from sdort.console import progress, say, warn
 from sdort.errors import ParityError, UsageError
 from sdort.families.component_names import DECODER
 from sdort.generation.call_queue import CallQueue, refuse_cancelled
+from sdort.generation.compiled_sizes import fitting_size
 from sdort.generation.denoising.guard import Guard
 from sdort.generation.denoising.step_progress import StepProgress
 from sdort.generation.files.image_files import check_sides, save_image
@@ -161,6 +162,7 @@ class Pipeline:
             plan, more = self._plan(job, paths)
             needed = max(needed, more)
             plans.append(plan)
+        left = replace(left, jobs=[job.sized(plan.request) for job, plan in zip(left.jobs, plans, strict=True)])
         _check_grid_of(left.jobs, plans, paths)
         result = self._run_jobs(left, paths, plans)
         self._held = max(self._held, needed)
@@ -183,6 +185,7 @@ class Pipeline:
         with self._turns.take(job.cancel):
             job = job.for_pipeline(self._models.folder)
             plan, needed = self._plan(job, paths)
+            job = job.sized(plan.request)
             with _previews_of(self, job, paths):
                 result = self._generate(job, plan, list(paths), [], [], on_image)
             self._held = max(self._held, needed)
@@ -191,7 +194,9 @@ class Pipeline:
     def _plan(self, job: Job, paths: Sequence[Path] | None) -> tuple[RequestPlan, int]:
         """The plan of a job that fits into the memory, and the bytes that it takes beside what is held."""
         models, device_id = self._models, self._options.device_id
-        plan = check_job(models.folder, job, paths)
+        plan = _compiled_plan(
+            models.folder, job, check_job(models.folder, job, paths), paths, models.provider, self._options
+        )
         with job.named():
             refuse_patches(plan.request, models.provider, self._options)
             if self._options.memory == LOW:  # whose sessions are closed
@@ -418,6 +423,11 @@ def prepare_run(pipeline: Path, jobs: list[Job], paths: list[Path], runtime: Run
         with phase("the provider's libraries"):
             loading = LoadPlan(folder, content, *chosen.result())
         with phase("plan"):
+            plans = [
+                _compiled_plan(folder, job, plan, left.paths, loading.provider, runtime)
+                for job, plan in zip(left.jobs, plans, strict=True)
+            ]
+            left = replace(left, jobs=[job.sized(plan.request) for job, plan in zip(left.jobs, plans, strict=True)])
             runtime = _refuse_or_choose(folder, left.jobs, plans, loading.provider, runtime)
         _check_grid_of(left.jobs, plans, left.paths)
     return PlannedRun(left, plans, loading, runtime)
@@ -497,6 +507,26 @@ def check_job(folder: PipelineFolder, job: Job, paths: Sequence[Path] | None) ->
         with job.named(number):
             check_prompts(folder, each)
     return plan
+
+
+def _compiled_plan(
+    folder: PipelineFolder,
+    job: Job,
+    plan: RequestPlan,
+    paths: Sequence[Path] | None,
+    provider: Provider,
+    options: RuntimeOptions,
+) -> RequestPlan:
+    """The plan of a job at a size that the provider has programs for, or may compile.
+
+    Raises:
+        NotCompiledError: nothing is compiled for it, and nobody asked to.
+    """
+    with job.named():
+        size = fitting_size(folder, plan.request, plan.stages, job.images, provider, options)
+    if size is None:
+        return plan
+    return check_job(folder, job.sized(replace(plan.request, height=size[0], width=size[1])), paths)
 
 
 def upscaled_size(request: Request, size: tuple[int, int]) -> tuple[int, int]:

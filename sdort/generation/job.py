@@ -90,6 +90,13 @@ class Job:
         """Where a request stands in a file of prompts; empty where there is none."""
         return _line_of(self.lines[number], self.file) if self.file else self.place
 
+    def sized(self, planned: Request) -> Job:
+        """The job at the size of its planned first request."""
+        height, width = planned.height, planned.width
+        if all((request.height, request.width) == (height, width) for request in self.requests):
+            return self
+        return replace(self, requests=[replace(request, height=height, width=width) for request in self.requests])
+
     def for_pipeline(self, folder: PipelineFolder) -> Job:
         """The job with the sampler, steps, guidance and safety checker of a pipeline, where the caller did not say.
 

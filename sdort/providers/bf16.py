@@ -7,6 +7,7 @@ and convolutions a bf16 graph would be slower than an fp16 graph that keeps some
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,17 @@ def with_bf16(
             raise UsageError(
                 f"--provider-option {name}={value}: {path} was made for bf16",
                 hint="Leave it out, or optimize the model without --bf16.",
+            )
+    for name, option in provider.superseding.items():
+        if (
+            name in os.environ
+            and option in provider.precisions
+            and (os.environ[name] in _ON) != (option in provider.bf16)
+        ):
+            raise ProviderError(
+                f"{name}={os.environ[name]} in the environment takes the place of {option}; {path} was made for bf16",
+                component=component,
+                hint=f"unset {name}, or optimize the model without --bf16.",
             )
     return replace(options, provider_options={**options.provider_options, **provider.bf16})
 

@@ -53,6 +53,31 @@ _OPTIONS: dict[str, Option] = {
     "migraphx_model_cache_dir": text(),
 }
 
+_SAME = (
+    "fp16_enable", "bf16_enable", "fp8_enable", "int8_enable", "int8_calibration_table_name",
+    "int8_use_native_calibration_table", "exhaustive_tune",
+)  # fmt: skip
+"""Options that the plugin has too, without the prefix ``migraphx_``, with which it takes them as well."""
+
+_PLUGIN_ALONE = (
+    "disable_caching", "force_recompile", "compute_mode", "dump_subgraphs", "hip_graph_enable", "max_dynamic_batch",
+    "compile_batches", "coalesce_io", "mlss_use_specific_ops", "cpu_control_flow", "model_arch", "static_pad_seq",
+    "static_pad_seq_len", "static_pad_inputs", "static_pad_outputs",
+)  # fmt: skip
+
+# Read out of the library of onnxruntime-migraphx 1.27.1, and of the plugin's source
+# (onnxruntime/onnxruntime-ep-amdgpu, src/migraphx/mgx_ep.h).
+_SUPERSEDING = {
+    **{f"ORT_MIGRAPHX_{name.upper()}": f"migraphx_{name}" for name in _SAME},
+    **{f"ORT_MIGRAPHX_{name.upper()}": name for name in _PLUGIN_ALONE if name != "disable_caching"},
+    "ORT_MIGRAPHX_DISABLE_COMPILED_MODEL_CACHING": "disable_caching",
+    "ORT_MIGRAPHX_MODEL_CACHE_PATH": "migraphx_model_cache_dir",
+    "ORT_MIGRAPHX_CACHE_DIR": "migraphx_model_cache_dir",
+    "ORT_MIGRAPHX_CACHE_PATH": "",
+    "ORT_MIGRAPHX_DUMP_MODEL_OPS": "",
+    "ORT_MIGRAPHX_DUMP_EP_CONTEXT_MODEL": "",
+}
+
 PROVIDER = Provider(
     TARGET,
     rank=20,
@@ -62,6 +87,7 @@ PROVIDER = Provider(
     tuning={"migraphx_exhaustive_tune": "1"},
     searched="exhaustive tuning",
     programs="migraphx_model_cache_dir",
+    superseding=_SUPERSEDING,
     uses_miopen=True,
     bf16={"migraphx_bf16_enable": "1"},
     precisions=frozenset(f"migraphx_{name}_enable" for name in ("bf16", "fp16", "fp8", "int8")),

@@ -114,6 +114,9 @@ class Provider:
     """Those of its options that choose the precision of what it computes."""
     programs: str = ""
     """Its option for the folder in which it keeps compiled programs; empty where it compiles none."""
+    superseding: Mapping[str, str] = field(default_factory=dict)
+    """Variables of the environment that take the place of its options, whatever a session asks for, and those options;
+    empty for a variable beside which there is no option."""
     uses_miopen: bool = False
     """Whether MIOpen computes its convolutions, which keeps what it found in databases of its own."""
     custom_kernels: str = "cpu"

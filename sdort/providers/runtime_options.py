@@ -12,6 +12,7 @@ from sdort.options.number_ranges import DEVICE_ID, THREADS, check_fields
 from sdort.providers import AUTO, LOW, MEMORY, PROVIDER_NAMES, PROVIDERS
 
 _SEARCHED = ", ".join(f"{provider.searched} on {name}" for name, provider in PROVIDERS.items() if provider.tuning)
+_COMPILING = ", ".join(name for name, provider in PROVIDERS.items() if provider.programs)
 _WITH_GRAPHS = ", ".join(name for name, provider in PROVIDERS.items() if provider.graph)
 
 
@@ -37,6 +38,14 @@ class ExecutionOptions:
         section="Execution",
         help=f"Record the UNet's step as a HIP or CUDA graph and replay it ({_WITH_GRAPHS}).",
         doc="Record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda).",
+    )
+    compile: bool = option(
+        False,
+        section="Execution",
+        help=f"Compile what is not compiled yet, in a process of its own, and keep it ({_COMPILING}). Without it such "
+        "a size is refused.",
+        doc="Compile what is not compiled yet, in a process of its own, and keep it (migraphx); without it such a size "
+        "is refused, with what it took the last time.",
     )
     fallback: bool | None = option(
         None,
@@ -125,6 +134,13 @@ class RuntimeOptions(ExecutionOptions):
         doc="``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in "
         "each call, and what follows of failures to load then happens there.",
     )
+    nearest_size: bool = option(
+        False,
+        section="Execution",
+        after="compile",
+        help=f"Take the nearest size that is compiled, where the one asked for is not ({_COMPILING}).",
+        doc="Take the nearest size that is compiled, where the one asked for is not (migraphx).",
+    )
     devices: str | Sequence[int] | None = option(
         None,
         section="Execution",
@@ -149,6 +165,9 @@ class RuntimeOptions(ExecutionOptions):
     pool: int = 0
     """Which memory pool and stream sessions share that never run at the same time, where the provider has them; with 0
     each has its own (:mod:`sdort.runtime.memory_pool`, :mod:`sdort.runtime.device_stream`)."""
+    compiles: bool = False
+    """Whether this process compiles programs itself, as one that may be killed
+    (:mod:`sdort.runtime.compiled_programs`)."""
     profile: str = ""
     """Where ONNX Runtime's profile of the session goes: what its file's name begins with; nowhere if empty."""
     control_inputs: bool = False
@@ -208,6 +227,9 @@ class ExecutionKeywords(TypedDict, total=False):
     """Search for the fastest kernels first: TunableOp and MIOpen on rocm, exhaustive tuning on migraphx."""
     graph: bool
     """Record the UNet's step as a HIP or CUDA graph and replay it (rocm, cuda)."""
+    compile: bool
+    """Compile what is not compiled yet, in a process of its own, and keep it (migraphx); without it such a size is
+    refused, with what it took the last time."""
     fallback: bool | None
     """Whether the CPU may stand in for a named provider that does not load, or that refuses a component: None raises,
     and leaves to the CPU only nodes that the provider has no kernel for; True warns and goes on; False raises for any
@@ -233,6 +255,8 @@ class LoadOptions(ExecutionKeywords, total=False):
     memory: str | None
     """``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in each call,
     and what follows of failures to load then happens there."""
+    nearest_size: bool
+    """Take the nearest size that is compiled, where the one asked for is not (migraphx)."""
     devices: str | Sequence[int] | None
     """Numbers of GPUs that compute each image together, as ``"0,1"`` or a list: they share the samples of a step (with
     guidance an image has two), and the images or tiles that are decoded. Each has the UNet and the decoder, the first

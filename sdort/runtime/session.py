@@ -37,6 +37,7 @@ from sdort.providers.bf16 import check_bf16, with_bf16
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
+from sdort.runtime.compiled_programs import Programs
 from sdort.runtime.device_block import is_reachable
 from sdort.runtime.device_stream import DeviceStream, open_stream
 from sdort.runtime.failures import load_error, run_error
@@ -53,6 +54,7 @@ from sdort.runtime.step.preparation import Part, Preparation
 from sdort.runtime.step.prepared_tensors import split_file
 from sdort.runtime.step.step_split import StepSplit, split_step
 from sdort.runtime.weight_sums import WeightSums
+from sdort.tuning.key import InputDims
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
 from sdort.workload.steering_inputs import steering_inputs
 
@@ -82,6 +84,7 @@ class Binding:
     def __init__(self, session: Session, feeds: Mapping[str, Array]) -> None:
         self.session = session
         self._feeds = session.cast(feeds)
+        session.require_programs({name: np.shape(value) for name, value in self._feeds.items()})
         self._binding = session.io_binding()
         for name, value in session.step_feeds(self._feeds).items():
             self._binding.bind_ortvalue_input(name, session.on_device(value))
@@ -154,6 +157,8 @@ class Session:
         patch: the same model for the rows of one patch, which takes and gives what ``patch_points`` say; both None
             where the model is not cut so (``options.patch_cut``).
         others: the same model on further devices (``options.devices``).
+        programs: those that the provider compiles for shapes of inputs; None where it compiles none, and of parts of a
+            model.
     """
 
     def __init__(
@@ -192,6 +197,7 @@ class Session:
         self.patch: Session | None = None
         self.patch_points: PatchPoints | None = None
         self.others: Sequence[OtherDevice[Session]] = ()
+        self.programs: Programs | None = None
         self._again = again
         self._shapes: object = None
         """Those that this session runs on, where there are more for other shapes."""
@@ -293,6 +299,8 @@ class Session:
                 outputs = session.run(fed)
                 self.ran_on |= session.ran_on
                 return outputs
+        if self.programs:
+            self.require_programs({name: shape_of(value) for name, value in fed.items()})
         values = self.step_feeds(fed)
         if not self._changing and all(isinstance(value, np.ndarray) for value in values.values()):
             results = self.guard(lambda: self.ort.run(None, values, self._quiet))
@@ -303,6 +311,16 @@ class Session:
         if all(isinstance(value, np.ndarray) for value in fed.values()):
             self.ran_on.add(tuple((name, np.shape(value)) for name, value in fed.items()))
         return {spec.name: value for spec, value in zip(self.outputs, results, strict=True)}
+
+    def require_programs(self, shapes: InputDims) -> None:
+        """See to it that a run on inputs of these shapes compiles nothing in this process, for whoever binds them.
+
+        Raises:
+            NotCompiledError: nothing is compiled for them, and nobody asked to.
+            SdortError: it cannot be compiled or kept.
+        """
+        if self.programs:
+            self.programs.require(shapes)
 
     def for_shapes(self, shapes: Hashable) -> Session:
         """The session to run on some shapes: another one for each of the first few, where the provider would plan its
@@ -628,6 +646,7 @@ def _prepare_one(
 ) -> Callable[[], Session]:
     """A session on ``graph``, or on the file itself, with the file's precision and what was tuned for it. The call is
     ONNX Runtime's part."""
+    of_file = graph is None
     options = with_bf16(path, component, provider, options, None if graph is None else says_bf16(graph))
     # What is tuned is read from parts that are open; where the log is read, it is that of an opening.
     in_turn = options.memory == LOW and component in DENOISERS and graph is None and severity == FATAL
@@ -647,6 +666,26 @@ def _prepare_one(
     if splits and graph is not None:
         split = split_step(graph)
     start = _Start(place, options, tuned, severity, optimization, in_turn)
+    if not provider.programs or options.compiles or not of_file:
+        return _opening_of(graph, split, start)
+    programs = Programs(path, component, provider, options, kept=not other)
+    specs = split.inputs if split else declared_inputs(graph or read_component(path, component).proto)
+    if all(isinstance(size, int) for spec in specs.values() for size in spec.shape):
+        # Such a model is compiled while it opens.
+        programs.require({name: [int(size or 0) for size in spec.shape] for name, spec in specs.items()})
+    return partial(_start_with, programs, _opening_of(graph, split, start))
+
+
+def _start_with(programs: Programs, opening: Callable[[], Session]) -> Session:
+    """A session that runs no shapes but those that ``programs`` has or compiles."""
+    session = opening()
+    session.programs = programs
+    return session
+
+
+def _opening_of(graph: onnx.ModelProto | None, split: StepSplit | None, start: _Start) -> Callable[[], Session]:
+    """The opening of a graph or of the file itself, cut as the options ask."""
+    options, (path, component, *_) = start.options, start.place
     if (options.deep_cut or options.patch_cut) and component in DENOISERS:
         step = split.step if split else graph or read_component(path, component).copy()
         taken = split.inputs if split else declared_inputs(step)
@@ -910,6 +949,11 @@ def _with_replaceable(
 def memory_of(provider: Provider, options: RuntimeOptions) -> tuple[str, int]:
     """Device name and index, as ONNX Runtime's ``OrtValue`` and ``IOBinding`` take them."""
     return (provider.device, options.device_id) if provider.device else ("cpu", 0)
+
+
+def shape_of(value: Any) -> tuple[int, ...]:
+    """Dimensions of an array or an ``OrtValue``."""
+    return np.shape(value) if isinstance(value, np.ndarray) else tuple(value.shape())
 
 
 def _uploaded(value: Array, memory: tuple[str, int]) -> Any:

@@ -44,6 +44,8 @@ def keep_shapes(session: Session, shapes: InputDims) -> None:
     if session.weights.as_inputs:
         detail(f"{session.component}: programs that take weights as inputs are not kept")
         return
+    if session.provider.programs:  # a process of its own has compiled and kept them
+        return
     try:
         place = keep(session, shapes)
     except SdortError as error:
@@ -94,5 +96,5 @@ def filling(session: Session, key: Key, store: Store) -> Iterator[Filling]:
         if results:
             (made.folder / TUNABLE).write_text(json.dumps(results, indent=1, sort_keys=True))
         if session.provider.on_gpu:
-            working_folder().copy_to(key.model, made.folder)
+            working_folder().copy_to(key.programs, made.folder)
         yield made

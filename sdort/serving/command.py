@@ -86,8 +86,9 @@ def listening(
     if lone := lone_option(options, ServeOptions):
         raise UsageError(lone)
     loading = {name: value for name, value in options.items() if name in declared(RuntimeOptions)}
-    # Models that are opened for adapters do not load again for the first one.
-    more = {"adapters": True} if own.adapter_folder else {}
+    # Its sizes are warmed up before it is ready, and with --any-size others when they are first asked for. Models that
+    # are opened for adapters do not load again for the first one.
+    more = {"compile": True} | ({"adapters": True} if own.adapter_folder else {})
     runtime = runtime_options(cast("LoadOptions", loading | more))
     if own.ray:
         check_workers(runtime)

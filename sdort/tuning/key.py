@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -41,6 +42,13 @@ class Key(Machine):
         """The bundle's folder: the component and a hash of all fields."""
         text = json.dumps(self.to_json(), sort_keys=True)
         return f"{self.component}-{hashlib.sha256(text.encode()).hexdigest()[:24]}"
+
+    @property
+    def programs(self) -> str:
+        """The folder of programs of the model with these options: MIGraphX names a program by its graph, the GPU and
+        the shapes, and not by its precision (onnxruntime-ep-amdgpu, src/migraphx/mgx_ep.cc)."""
+        text = json.dumps([self.model, self.options])
+        return hashlib.sha256(text.encode()).hexdigest()[:24]
 
     @property
     def provider(self) -> Provider | None:
@@ -113,6 +121,8 @@ def lasting_options(provider: Provider, options: RuntimeOptions) -> tuple[tuple[
         *provider.graph,
         "tunable_op_max_tuning_duration_ms",
     }
+    superseding = {name: option for name, option in provider.superseding.items() if name in os.environ}
+    effective |= {option or name: os.environ[name] for name, option in superseding.items()}
     return tuple(sorted((name, str(value)) for name, value in effective.items() if name not in aside))
 
 

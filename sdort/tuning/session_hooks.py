@@ -47,14 +47,15 @@ class SessionTuning:
 def prepare_tuning(path: Path, component: str, provider: Provider, options: RuntimeOptions) -> SessionTuning:
     """Look for what is kept of a model on this machine, at any shapes, and lay it out for the session to come."""
     store = Store()
-    if not provider.on_gpu or not (options.tuning or store.names()):
+    compiled = bool(provider.programs)  # in a folder that fills up later, too
+    if not provider.on_gpu or not (options.tuning or compiled or store.names()):
         return SessionTuning(options)
     try:
         key = make_key(path, component, provider, options, {})
     except ProviderError as error:
         (warn if options.tuning else detail)(f"tuning results are neither used nor kept: {error.message}")
         return SessionTuning(options)
-    if not options.tuning and not any(store.of_model(key)):
+    if not options.tuning and not compiled and not any(store.of_model(key)):
         return SessionTuning(options)
     folder = working_folder()  # now: to make its folder is to write, which nobody may do while reading
     try:
@@ -102,7 +103,7 @@ def _lay_out(
     name = provider.programs
     if not name or name in options.provider_options:
         return options
-    return replace(options, provider_options={**options.provider_options, name: str(folder.programs(key.model))})
+    return replace(options, provider_options={**options.provider_options, name: str(folder.programs(key.programs))})
 
 
 def _have(bundles: Sequence[Bundle], what: str) -> bool:

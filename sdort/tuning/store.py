@@ -94,15 +94,14 @@ class Store:
     def of_model(self, key: Key) -> Iterator[Bundle]:
         """Bundles whose keys differ from ``key`` in the shapes alone. Damaged ones are passed over."""
         fixed = [name for name in key.to_json() if name != "shapes"]
+        return (each for each in self.of_component(key.component) if key.difference(each.key, fixed) is None)
+
+    def of_component(self, component: str) -> Iterator[Bundle]:
+        """Bundles of a component of any model, on any machine. Damaged ones are passed over."""
         for name in self.names():
-            if not name.startswith(f"{key.component}-"):
-                continue
-            try:
-                bundle = self.read(name)
-            except BundleError:
-                continue
-            if key.difference(bundle.key, fixed) is None:
-                yield bundle
+            if name.startswith(f"{component}-"):
+                with suppress(BundleError):
+                    yield self.read(name)
 
     @contextmanager
     def reading(self) -> Iterator[None]:

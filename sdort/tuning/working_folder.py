@@ -71,16 +71,21 @@ class WorkingFolder:
         table = Path(os.environ.get(OPS_TABLE, ""))
         return read_table(table) if table.parent == self.folder else []
 
-    def programs(self, model: str) -> Path:
-        """The folder of a model's programs compiled by MIGraphX."""
-        folder = self.folder / PROGRAMS / model
+    def programs(self, name: str) -> Path:
+        """The folder of a model's programs compiled by MIGraphX (:attr:`sdort.tuning.key.Key.programs`)."""
+        folder = self.folder / PROGRAMS / name
         folder.mkdir(parents=True, exist_ok=True)
         return folder
 
-    def contents(self, model: str) -> list[tuple[str, int]]:
+    def contents(self, programs: str) -> list[tuple[str, int]]:
         """The files that MIOpen and MIGraphX left here, with their sizes."""
-        paths = [path for top in (MIOPEN, f"{PROGRAMS}/{model}") for path in (self.folder / top).rglob("*")]
+        paths = [path for top in (MIOPEN, f"{PROGRAMS}/{programs}") for path in (self.folder / top).rglob("*")]
         return sorted((str(path), path.stat().st_size) for path in paths if path.is_file())
+
+    def has_programs(self, bundle: Bundle) -> bool:
+        """Whether all programs of a bundle lie here."""
+        folder, names = self.folder / PROGRAMS / bundle.key.programs, [name.partition("/") for name in bundle.files]
+        return all((folder / rest).exists() for top, _, rest in names if top == PROGRAMS)
 
     def take(self, bundle: Bundle) -> None:
         """Copy and merge the files of a bundle that was checked."""
@@ -89,16 +94,17 @@ class WorkingFolder:
             if top == MIOPEN:
                 merge(bundle.folder / name, self.folder / name)
             elif top == PROGRAMS:
-                link(bundle.folder / name, self.programs(bundle.key.model) / rest)
+                link(bundle.folder / name, self.programs(bundle.key.programs) / rest)
 
-    def copy_to(self, model: str, stage: Path) -> None:
+    def copy_to(self, programs: str, stage: Path) -> None:
         """Copy what lies here into the folder of a bundle that is being filled."""
         for path in sorted((self.folder / MIOPEN).rglob("*")):
             if path.is_file() and not path.name.endswith(PASSING):
                 copy(path, stage / path.relative_to(self.folder))
-        for path in sorted((self.folder / PROGRAMS / model).rglob("*")):
+        compiled = self.folder / PROGRAMS / programs
+        for path in sorted(compiled.rglob("*")):
             if path.is_file() and not path.name.endswith(PASSING):
-                link(path, stage / PROGRAMS / path.relative_to(self.folder / PROGRAMS / model))
+                link(path, stage / PROGRAMS / path.relative_to(compiled))
         if entries := self.ops():
             write_table(stage / OPS, entries)
 

@@ -26,7 +26,7 @@ def plan_space(items: Sequence[Item], store: Store, target: WarmupTarget) -> Wri
         weights.append(size)
         if item.key.name in there:
             writes.append(PlannedWrite(str(item), store.folder, 0, "kept already"))
-        elif target.provider.name == "migraphx":
+        elif target.provider.programs:
             writes.append(PlannedWrite(str(item), store.folder, size + _KERNELS, "compiled program"))
         elif target.provider.on_gpu:
             writes.append(PlannedWrite(str(item), store.folder, _KERNELS, "kernels and tables"))

@@ -6,12 +6,14 @@ on where it stopped, and two at once do no harm.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from subprocess import TimeoutExpired
 from typing import TYPE_CHECKING, Any
 
 from sdort.console import detail, progress, say, warn
@@ -25,10 +27,11 @@ from sdort.pipelines.content_check import checked
 from sdort.pipelines.folder import open_folder
 from sdort.providers.runtime_options import ExecutionOptions, RuntimeOptions
 from sdort.providers.session_settings import can_tune
+from sdort.runtime.compiled_programs import Programs, compile_apart
 from sdort.runtime.opener import NotLoadedError
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.provider_message import announce
-from sdort.runtime.session import Session, open_session
+from sdort.runtime.session import Binding, Session, open_session
 from sdort.runtime.tuning_results import filling, results_of
 from sdort.tuning.store import Store
 from sdort.tuning.working_folder import working_folder
@@ -196,28 +199,51 @@ class _Warmer:
 
     def run(self, item: Item) -> tuple[float, float | None]:
         """Tune and keep; seconds of the first run without what is kept and with it."""
+        before = self.compile(item) if self.target.provider.programs else self.search(item)
+        if not self.runtime.tuning:
+            return before, None
+        started = time.perf_counter()
+        with self.opened(item, replace(self.runtime, tuning=False)) as session:
+            binding = session.bind(item.feeds)
+            binding.run()
+            if self.target.provider.programs:
+                self.judge(item, binding)
+        return before, time.perf_counter() - started
+
+    def compile(self, item: Item) -> float:
+        """Compile an item in a process of its own, and keep it; seconds of its first run there."""
+        left = self.left()
+        if left <= 0:
+            raise ProviderError("the time was up before it ran")
+        programs = Programs(item.path, item.case.component, self.target.provider, self.runtime)
+        try:
+            return compile_apart(programs, item.key, str(item), None if left == math.inf else left)
+        except TimeoutExpired:
+            raise ProviderError("the time was up before it was compiled") from None
+
+    def search(self, item: Item) -> float:
+        """Run an item until nothing new is found, and keep what was; seconds of its first run."""
         started = time.perf_counter()
         with self.opened(item, self.runtime) as session:
             binding = session.bind(item.feeds)
             binding.run()
             before = time.perf_counter() - started
-            state = tuning_state(session, item.key.model)
+            state = tuning_state(session, item.key.programs)
             for _ in range(_RUNS - 1 if self.runtime.tuning else 0):
                 binding.run()
-                last, state = state, tuning_state(session, item.key.model)
+                last, state = state, tuning_state(session, item.key.programs)
                 if state == last:
                     break
-            for name, value in binding.outputs().items():
-                if problem := unfit(value, None):
-                    warn(f"{item}: on random inputs its output {name} {problem}")
+            self.judge(item, binding)
             with filling(session, item.key, self.store) as made:
                 made.first_run_s = round(before, 4)
-        if not self.runtime.tuning:
-            return before, None
-        started = time.perf_counter()
-        with self.opened(item, replace(self.runtime, tuning=False)) as session:
-            session.bind(item.feeds).run()
-        return before, time.perf_counter() - started
+        return before
+
+    def judge(self, item: Item, binding: Binding) -> None:
+        """Warn of outputs that are unfit."""
+        for name, value in binding.outputs().items():
+            if problem := unfit(value, None):
+                warn(f"{item}: on random inputs its output {name} {problem}")
 
     @contextmanager
     def opened(self, item: Item, options: RuntimeOptions) -> Iterator[Session]:
@@ -261,8 +287,12 @@ class _Warmer:
         say(f"{done}: first run {done.before_s:.1f} s{after}{rest}")
 
 
-def tuning_state(session: Session, model: str) -> Any:
-    """The results of tuning up to now, to be compared with a later state."""
+def tuning_state(session: Session, programs: str) -> Any:
+    """The results of tuning up to now, to be compared with a later state.
+
+    Args:
+        programs: as :attr:`sdort.tuning.key.Key.programs`.
+    """
     if not session.provider.on_gpu:
         return None
-    return results_of(session), working_folder().contents(model), working_folder().ops()
+    return results_of(session), working_folder().contents(programs), working_folder().ops()

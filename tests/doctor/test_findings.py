@@ -30,6 +30,19 @@ GIB = 1 << 30
 LIBRARY = Path("/cache/libsdort_ops.so")
 
 
+def test_variables_that_take_the_place_of_options_are_listed(monkeypatch: pytest.MonkeyPatch) -> None:
+    software = Software((Flavour("onnxruntime-migraphx", "1.27.1"),), None, ("migraphx", "cpu"))
+    assert [each for each in software_findings(software, None) if each.status == WARNING] == []
+    monkeypatch.setenv("ORT_MIGRAPHX_FP16_ENABLE", "1")
+    monkeypatch.setenv("ORT_MIGRAPHX_DUMP_MODEL_OPS", "1")
+    found = [each for each in software_findings(software, None) if each.status == WARNING]
+    assert [each.message.partition(",")[0] for each in found] == [
+        "ORT_MIGRAPHX_FP16_ENABLE=1 is set and takes the place of the option migraphx_fp16_enable",
+        "ORT_MIGRAPHX_DUMP_MODEL_OPS=1 is set and changes what migraphx does",
+    ]
+    assert found[0].next_step.startswith("unset ORT_MIGRAPHX_FP16_ENABLE")
+
+
 @pytest.mark.parametrize(
     ("free", "status"),
     [(10 * GIB, OK), (10 * GIB - 1, WARNING), (GIB // 4, WARNING), (GIB // 4 - 1, PROBLEM), (0, PROBLEM)],

@@ -112,3 +112,10 @@ def test_what_it_needs_is_what_we_say(machine: tuple[Path, Path]) -> None:
     environment, _ = machine
     vendors = {name for name in needed(library_in(environment)) if re.match("lib(amd|hip|migraphx|MIO|roc)", name)}
     assert vendors == set(MIGRAPHX.libraries)
+
+
+def test_the_variables_that_take_the_place_of_options_are_what_the_library_reads(machine: tuple[Path, Path]) -> None:
+    environment, _ = machine
+    read = {name.decode() for name in re.findall(rb"ORT_MIGRAPHX_[A-Z0-9_]+", library_in(environment).read_bytes())}
+    assert read >= {"ORT_MIGRAPHX_BF16_ENABLE", "ORT_MIGRAPHX_MODEL_CACHE_PATH"}
+    assert read <= set(MIGRAPHX.superseding)

@@ -247,3 +247,15 @@ def test_a_session_has_to_say_that_it_computes_in_bf16(value: str | None) -> Non
     else:
         with pytest.raises(ProviderError, match=f"has {value or 'no such option'}: this is not bf16"):
             check_bf16(session, "unet", MIGRAPHX, asked)
+
+
+@pytest.mark.parametrize(("name", "value", "fits"), [("BF16", "0", False), ("FP16", "1", False), ("BF16", "1", True)])
+def test_a_variable_in_the_place_of_the_option_is_refused(
+    name: str, value: str, fits: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(f"ORT_MIGRAPHX_{name}_ENABLE", value)
+    if fits:
+        assert with_bf16(path, "unet", MIGRAPHX, RuntimeOptions("migraphx")).provider_options == MIGRAPHX.bf16
+        return
+    with pytest.raises(ProviderError, match=f"ORT_MIGRAPHX_{name}_ENABLE={value} in the environment takes the place"):
+        with_bf16(path, "unet", MIGRAPHX, RuntimeOptions("migraphx"))

@@ -149,7 +149,9 @@ def test_a_bundle_gets_what_miopen_left_and_the_programs_of_its_model(folder: Wo
 def test_a_bundle_is_taken_for_its_model(folder: WorkingFolder, tmp_path: Path) -> None:
     fill(tmp_path / "bundle", "miopen/db/a.txt", "programs/d/e", "tunable.json", "ops.tsv")
     bundle: Any = SimpleNamespace(
-        folder=tmp_path / "bundle", files=dict.fromkeys(files(tmp_path / "bundle")), key=SimpleNamespace(model="mine")
+        folder=tmp_path / "bundle",
+        files=dict.fromkeys(files(tmp_path / "bundle")),
+        key=SimpleNamespace(programs="mine"),
     )
     folder.take(bundle)
     assert set(files(folder.folder)) == {"miopen/db/a.txt", "programs/mine/d/e"}
@@ -230,7 +232,7 @@ def test_libraries_are_pointed_here_where_they_write_or_something_is_kept(
 ) -> None:
     monkeypatch.setattr(session_hooks, "resolve", lambda setting: tmp_path if library and setting == "on" else None)
     write_table(tmp_path / "ops.tsv", [entry("a", "b")])
-    folder, key = Recorded(), SimpleNamespace(model="mine")
+    folder, key = Recorded(), SimpleNamespace(programs="mine")
     bundles = [bundle_of(tmp_path, "tunable.json"), bundle_of(tmp_path, *held)]
     asked = RuntimeOptions(provider.name, tuning=tuning, custom_ops="on", provider_options={"a": "1"})
     found = session_hooks._lay_out(folder, bundles, key, provider, asked)  # type: ignore[arg-type]

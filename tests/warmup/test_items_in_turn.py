@@ -24,7 +24,7 @@ from sdort.workload.cases import Case
 
 
 def item(component: str, name: str, *decodes: Decode) -> Item:
-    key: Any = SimpleNamespace(name=name, model=f"model of {component}")
+    key: Any = SimpleNamespace(name=name, programs=f"programs of {component}")
     return Item(Case(component, 2, 64, 96), Path(component), {}, key, list(decodes))
 
 
@@ -209,9 +209,10 @@ def test_an_item_runs_until_nothing_new_is_found(
     sessions: list[tuple[Any, list[str]]] = []
     states = iter([*found, *[found[-1]] * 9])
     asked: list[str] = []
+    card: Any = SimpleNamespace(programs="")
 
     def opened(path: Path, component: str, provider: Any, options: Any) -> Any:
-        assert (path, component, provider) == (Path("unet"), "unet", "card")
+        assert (path, component, provider) == (Path("unet"), "unet", card)
         calls: list[str] = []
         sessions.append((options, calls))
         outputs = {"good": np.arange(3.0), "bad": np.full(3, np.nan)}
@@ -238,7 +239,7 @@ def test_an_item_runs_until_nothing_new_is_found(
     ticks = iter([10.0, 12.25, 20.0, 20.5])
     monkeypatch.setattr(time, "perf_counter", lambda: next(ticks))
     runtime = RuntimeOptions("rocm", tuning=tuning, device_id=3)
-    target: Any = SimpleNamespace(runtime=runtime, provider="card")
+    target: Any = SimpleNamespace(runtime=runtime, provider=card)
     store: Any = "store"
     each = item("unet", "a")
     each.feeds["x"] = 1  # type: ignore[assignment]
@@ -246,7 +247,7 @@ def test_an_item_runs_until_nothing_new_is_found(
     assert (before, after, made.first_run_s) == (2.25, 0.5 if tuning else None, 2.25)
     assert warned == [f"{each}: on random inputs its output bad has NaN or infinite values (100 % of it)"]
     assert sessions[0][0] == runtime
-    assert set(asked) == {"model of unet"}
+    assert set(asked) == {"programs of unet"}
     if tuning:
         assert [options.tuning for options, _ in sessions] == [True, False]
         assert sessions[1][0].device_id == 3

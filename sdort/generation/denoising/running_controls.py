@@ -30,7 +30,7 @@ from sdort.pipelines.content_check import checked
 from sdort.runtime.opener import create_session
 from sdort.runtime.session import Session, open_or_fall_back
 from sdort.runtime.step.bound_unet import BoundBuffers, batch_slices
-from sdort.runtime.step.device_buffer import Buffer
+from sdort.runtime.step.device_buffer import Buffer, dims_of
 from sdort.runtime.step.prepared_inputs import (
     RowCopies,
     StepRow,
@@ -171,6 +171,8 @@ class _BoundNet:
             SCALES: Buffer(session, net.scales.astype(session.inputs[SCALES].dtype)),
         }
         self.buffers = buffers
+        for part in slices if session.programs else ():
+            session.require_programs({name: dims_of(self._arguments(name, part)) for name in session.inputs})
         self._prompts = bind_prompts(session, slices, self._arguments)
         rows = prepared_rows(session, count)
         self._row = StepRow(session, rows) if rows else None

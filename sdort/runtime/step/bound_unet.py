@@ -17,7 +17,7 @@ from sdort.graph.signature import Array, HasInputs, static_size
 from sdort.machine.gpus import free_memory
 from sdort.pipelines.conditioning import Conditioning
 from sdort.runtime.session import UNRECORDED, Session
-from sdort.runtime.step.device_buffer import Buffer
+from sdort.runtime.step.device_buffer import Buffer, dims_of
 from sdort.runtime.step.prepared_inputs import (
     StepRow,
     bind_prepared,
@@ -142,6 +142,8 @@ class BoundBuffers:
         """The rows of schedules, by all that they are made of."""
         self._written: tuple[int, dict[str, Array]] | None = None
         """The conditioning that the buffers have, and the version of the weights that prepared it."""
+        for part in self.slices if session.programs else ():
+            session.require_programs({name: dims_of(self.arguments(name, part)) for name in inputs})
         self.prompts = bind_prompts(session, self.slices, self.arguments)
         self.graphs = [number + index for index in range(len(self.slices))]
         self._bindings: list[Any] = []

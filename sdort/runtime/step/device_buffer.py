@@ -53,3 +53,9 @@ class Buffer:
             list(self.shape if shape is None else shape),
             self._value.data_ptr() + first * inner,
         )
+
+
+def dims_of(arguments: Sequence[Any]) -> list[int]:
+    """The dimensions in the arguments of an ``IOBinding`` (:meth:`Buffer.binding_arguments`)."""
+    dims: list[int] = arguments[3]
+    return dims
