@@ -27,6 +27,11 @@ STAND_IN = replace(
 MACHINE = Machine("gfx1201", 64, "HIP 7.0.0", STAND_IN.ep, "1.27.1", "onnxruntime-migraphx 1.27.1")
 
 
+def shape_of_largest(shapes: Mapping[str, list[int]]) -> tuple[int, ...]:
+    """The dimensions of the input that has the most of them."""
+    return tuple(max(shapes.values(), key=len))
+
+
 @contextmanager
 def compiling() -> Iterator[list[tuple[str, tuple[int, ...]]]]:
     """A block in which ``migraphx`` is the stand-in, and compiles in this process: components and the dimensions of
@@ -35,7 +40,7 @@ def compiling() -> Iterator[list[tuple[str, tuple[int, ...]]]]:
 
     def compile_here(function: str, given: Mapping[str, Any], *, timeout: float | None = None) -> Any:
         task: dict[str, Any] = json.loads(json.dumps(given))  # as it is sent
-        compiled.append((task["component"], tuple(max(task["shapes"].values(), key=len))))
+        compiled.append((task["component"], shape_of_largest(task["shapes"])))
         return compile_worker.compile_program(**task)
 
     with pytest.MonkeyPatch.context() as patch:
