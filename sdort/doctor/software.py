@@ -12,11 +12,12 @@ from subprocess import TimeoutExpired
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.errors import ProviderError
-from sdort.machine.distributions import flavour, hidden_copies, import_onnxruntime, installed_flavours
+from sdort.machine.distributions import flavour, hidden_copies, installed_flavours
 from sdort.machine.onnxruntime_copies import Flavour, RuntimeCopy
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.machine.version import __version__
 from sdort.providers import PROVIDERS
+from sdort.providers.plugins import is_there
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.probe import installed_library, why_not
 
@@ -55,10 +56,9 @@ def installed_software(device_id: int = 0) -> Software:
     flavours, hidden = tuple(installed_flavours()), tuple(hidden_copies())
     try:
         flavour()
-        available = import_onnxruntime().get_available_providers()
+        listed = tuple(name for name, provider in PROVIDERS.items() if is_there(provider, {}))
     except ProviderError as error:
         return Software(flavours, error, hidden=hidden)
-    listed = tuple(name for name, provider in PROVIDERS.items() if provider.ep in available)
     refusals = {name: refusal(name, device_id) for name in listed}
     libraries = {name: installed_library(PROVIDERS[name]) for name in listed}
     return Software(
@@ -105,7 +105,7 @@ def software_findings(software: Software, requested: str | None) -> Iterator[Fin
         yield Finding(_SECTION, "other copy", OK, message)
     for name in PROVIDERS:
         if name in software.listed:
-            yield _listed(name, software.refusals.get(name))
+            yield _listed(name, software.refusals.get(name), PROBLEM if requested == name else _severity(name))
             yield from _superseding(name)
         elif name == requested:
             step = f"Install the distribution that has it:\n{PROVIDERS[name].install}"
@@ -122,8 +122,13 @@ def _superseding(name: str) -> Iterator[Finding]:
             yield Finding(_SECTION, name, WARNING, message, f"unset {variable}, unless it is meant so.")
 
 
-def _listed(name: str, reason: str | None) -> Finding:
+def _severity(name: str) -> str:
+    """Severity of a provider's failure to load, where nobody asked for it."""
+    return WARNING if PROVIDERS[name].on_request else PROBLEM
+
+
+def _listed(name: str, reason: str | None, severity: str) -> Finding:
     if reason is None:
         return Finding(_SECTION, name, OK, f"{PROVIDERS[name].ep} is listed and loads")
     message, _, step = reason.partition(". ")
-    return Finding(_SECTION, name, PROBLEM, f"{PROVIDERS[name].ep} is listed and does not load: {message}", step)
+    return Finding(_SECTION, name, severity, f"{PROVIDERS[name].ep} is listed and does not load: {message}", step)

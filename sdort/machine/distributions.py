@@ -132,7 +132,7 @@ def install_commands(requirement: str) -> str:
     A distribution of ONNX Runtime takes the place of those that are there: they are uninstalled first.
     """
     name = _name(requirement)
-    if not re.match(r"onnxruntime|ort-", name):
+    if not re.match(r"onnxruntime(?!-ep-)|ort-", name):  # a plugin lies beside it
         return pip("install", requirement)
     copies = installed_copies()
     if any(_is_pips(copy) and name in _names(copy) for copy in copies[:1]):
@@ -181,15 +181,29 @@ def import_onnxruntime() -> Any:
     return module
 
 
-def start_session(onnxruntime: Any, model: str | bytes, settings: Any, providers: Sequence[Any]) -> tuple[Any, str]:
+@cache
+def built_in() -> frozenset[str]:
+    """The execution providers that this ONNX Runtime was built with, by its names; those of plugins are added to its
+    own list when they are registered, so that this is to be asked before.
+
+    Raises:
+        ProviderError: as :func:`import_onnxruntime`.
+    """
+    return frozenset(import_onnxruntime().get_available_providers())
+
+
+def start_session(
+    onnxruntime: Any, model: str | bytes, settings: Any, providers: Sequence[Any] | None
+) -> tuple[Any, str]:
     """An ``InferenceSession``, and what ONNX Runtime printed meanwhile; nothing else in sdort makes one. In any thread.
 
     Args:
         onnxruntime: the module (:func:`import_onnxruntime`).
         model: the path of an ``.onnx`` file, or a serialized model.
         settings: ONNX Runtime's ``SessionOptions``.
-        providers: as ``InferenceSession`` takes them. Up to 1.22 it prints why one of them does not load and goes on
-            without it, so ask the session's ``get_providers()``; from 1.23 on it raises.
+        providers: as ``InferenceSession`` takes them; None where the settings have a plugin's device. Up to 1.22 it
+            prints why one of them does not load and goes on without it, so ask the session's ``get_providers()``; from
+            1.23 on it raises.
     """
     # Of that module alone: standard output is the whole process's.
     vars(sys.modules[onnxruntime.InferenceSession.__module__])["print"] = _print

@@ -18,7 +18,9 @@ from sdort.providers.provider import Provider
 if TYPE_CHECKING:
     from sdort.providers.target import Target
 
-_ABOUT_PROVIDERS = frozenset({"bf16", "cards", "kernels", "provider", "runtime_options", "session_settings", "target"})
+_ABOUT_PROVIDERS = frozenset(
+    {"bf16", "cards", "kernels", "plugins", "provider", "runtime_options", "session_settings", "target"}
+)
 """The modules of this folder that are no provider, but about all of them."""
 
 AUTO = "auto"

@@ -59,6 +59,29 @@ KnownOptions = Mapping[str, Option]
 NO_LIMIT = (1 << 64) - 1
 """Default of memory limits."""
 
+
+@dataclass(frozen=True, eq=False)
+class Plugin:
+    """A library that brings an execution provider to any build of ONNX Runtime, which registers it at run time.
+
+    Attributes:
+        package: what pip installs; its module, the same name with underscores, says where the library is.
+        execution_provider: ONNX Runtime's name of what it brings.
+        computes_on: the devices that it takes, in words.
+        options: those that it knows. ONNX Runtime takes every other name and goes on as if it had not.
+    """
+
+    package: str
+    execution_provider: str
+    computes_on: str
+    options: KnownOptions
+
+    @property
+    def module(self) -> str:
+        """The import name of its package."""
+        return self.package.replace("-", "_")
+
+
 LAST = 1000
 """The rank of what ``auto`` takes when nothing else loads."""
 
@@ -141,6 +164,10 @@ class Provider:
     """GPU architectures that its library has machine code for; empty where it compiles on the machine."""
     releases: Mapping[str, KnownOptions] = field(default_factory=dict)
     """The options that a release of ONNX Runtime (``1.22``) knows, oldest release first."""
+    plugins: tuple[Plugin, ...] = ()
+    """Those that bring it to a build of ONNX Runtime without it, the first that is installed."""
+    on_request: bool = False
+    """Whether ``auto`` leaves it out, and it runs only where somebody names it."""
 
     @property
     def name(self) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from sdort.errors import UsageError
+from sdort.errors import UsageError, did_you_mean
 from sdort.options.declared_options import option
 from sdort.options.number_ranges import DEVICE_ID, THREADS, check_fields
 from sdort.providers import AUTO, LOW, MEMORY, PROVIDER_NAMES, PROVIDERS
@@ -69,6 +69,16 @@ class ExecutionOptions:
         help="Option of the execution provider, by the name that ONNX Runtime gives it (repeatable).",
         doc="Options of the execution provider, by ONNX Runtime's names for them; they replace sdort's own.",
     )
+    ep_libraries: Mapping[str, str] = option(
+        factory=dict,
+        section="Execution",
+        flags=("--ep-library",),
+        metavar="NAME=PATH",
+        help="Library of a plugin that brings a provider to ONNX Runtime, by the name that --provider takes "
+        "(repeatable). Installed packages onnxruntime-ep-* are found without it.",
+        doc="Libraries of plugins that bring a provider to ONNX Runtime, by the provider's name. Installed packages "
+        "``onnxruntime-ep-*`` are found without it.",
+    )
     custom_ops: str = option(
         "auto",
         section="Execution",
@@ -110,6 +120,22 @@ def read_devices(devices: str | Sequence[int]) -> tuple[int, ...]:
     if twice is not None:
         raise UsageError(f"--devices has {twice} twice", hint="Name each GPU once.")
     return numbers
+
+
+def _check_names(libraries: Mapping[str, str]) -> None:
+    """Refuse a library of a provider that nobody knows, or that no plugin brings."""
+    names = {
+        name: provider
+        for provider in PROVIDERS.values()
+        for plugin in provider.plugins
+        for name in (provider.name, plugin.execution_provider)
+    }
+    for name in libraries:
+        if name not in names:
+            raise UsageError(
+                f"--ep-library {name}: no plugin that sdort knows brings a provider of that name",
+                hint=f"{did_you_mean(name, names)}There are {', '.join(dict.fromkeys(names))}.",
+            )
 
 
 @dataclass(frozen=True)
@@ -182,6 +208,7 @@ class RuntimeOptions(ExecutionOptions):
 
     def __post_init__(self) -> None:
         check_fields(self, DEVICE_ID, THREADS)
+        _check_names(self.ep_libraries)
         if self.memory not in (None, *MEMORY):
             raise UsageError(f"--memory {self.memory!r} is not one of {', '.join(MEMORY)}")
         if self.devices is not None:
@@ -238,6 +265,9 @@ class ExecutionKeywords(TypedDict, total=False):
     """The number of the GPU."""
     provider_options: Mapping[str, str] | None
     """Options of the execution provider, by ONNX Runtime's names for them; they replace sdort's own."""
+    ep_libraries: Mapping[str, str] | None
+    """Libraries of plugins that bring a provider to ONNX Runtime, by the provider's name. Installed packages
+    ``onnxruntime-ep-*`` are found without it."""
     custom_ops: str
     """sdort's own operators: ``auto`` (where they are built), ``on``, ``off``, or a library's path."""
     split: bool

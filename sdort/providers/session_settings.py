@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from sdort.errors import UsageError
+from sdort.errors import UsageError, did_you_mean
 from sdort.machine.distributions import flavour
 from sdort.operator_library.library import register, resolve
 from sdort.providers import PROVIDERS
+from sdort.providers.plugins import find_plugin
 from sdort.providers.provider import KnownOptions, Provider
 from sdort.providers.runtime_options import RuntimeOptions
 
@@ -21,7 +22,11 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
         UsageError: as :func:`check_options`.
     """
     check_options(provider, options)
-    result = {"device_id": str(options.device_id)} if provider.numbered else {}
+    result = (
+        {"device_id": str(options.device_id)}
+        if provider.numbered and not find_plugin(provider, options.ep_libraries)
+        else {}
+    )
     result.update(provider.options)
     result.update(provider.memory)
     if options.tuning:
@@ -52,16 +57,32 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
         raise UsageError(f"{provider.name} takes no stream of its caller's")
     if not options.provider_options:
         return
-    release, known = provider.known_options(flavour().version)
+    owner, known = known_options(provider, options.ep_libraries)
     for name, value in options.provider_options.items():
-        _check_option(f"{provider.ep} of ONNX Runtime {release}", known, name, value)
+        _check_option(owner, known, name, value)
+
+
+def known_options(provider: Provider, libraries: Mapping[str, str]) -> tuple[str, KnownOptions]:
+    """The options that a provider knows here, and who has them, in words: a release of ONNX Runtime, or a plugin.
+
+    Args:
+        libraries: plugins, as :func:`sdort.providers.plugins.find_plugin` takes them.
+
+    Raises:
+        ProviderError: as :func:`sdort.providers.plugins.find_plugin`.
+    """
+    library = find_plugin(provider, libraries)
+    if library:
+        return f"{library.plugin.execution_provider} of {library.source}", library.plugin.options
+    release, known = provider.known_options(flavour().version)
+    return f"{provider.ep} of ONNX Runtime {release}", known
 
 
 def _check_option(ep: str, known: KnownOptions, name: str, value: str) -> None:
     option = known.get(name)
     if option is None:
         usable = ", ".join(usable_name for usable_name, rule in known.items() if not rule.instead) or "none at all"
-        raise UsageError(f"{ep} has no option {name!r}", hint=f"It has: {usable}.")
+        raise UsageError(f"{ep} has no option {name!r}", hint=f"{did_you_mean(name, known)}It has: {usable}.")
     if option.instead:
         raise UsageError(f"{name} cannot be set by --provider-option", hint=option.instead)
     if not re.fullmatch(option.values, value):

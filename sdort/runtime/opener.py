@@ -15,10 +15,12 @@ from sdort.machine.distributions import FALLBACK, import_onnxruntime, start_sess
 from sdort.machine.process_settings import variables
 from sdort.operator_library.library import resolve
 from sdort.operator_library.opening import prepare_model
+from sdort.providers.plugins import find_plugin
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import provider_options, session_options
 from sdort.runtime.memory_pool import MemoryPool
+from sdort.runtime.plugins import use_plugin
 
 _stops: list[Callable[[], None]] = []
 
@@ -86,10 +88,11 @@ def create_session(
         Exception: whatever ONNX Runtime raises; :mod:`sdort.runtime.failures` says what it means.
     """
     onnxruntime = import_onnxruntime()
-    if provider.ep not in onnxruntime.get_available_providers():
+    plugin = find_plugin(provider, options.ep_libraries)
+    if not plugin and provider.ep not in onnxruntime.get_available_providers():
         raise NotLoadedError(provider, f"this ONNX Runtime was built without {provider.ep}")
     asked = provider_options(provider, options)
-    chain: list[Any] = [] if provider.is_fallback else [(provider.ep, asked)]
+    chain: list[Any] | None = [FALLBACK] if provider.is_fallback else [(provider.ep, asked), FALLBACK]
     # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
     onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
     left_out: Collection[str] = ()
@@ -97,6 +100,9 @@ def create_session(
         model, folder, left_out = prepare_model(model)
         data_folder = data_folder or folder
     settings = session_options(onnxruntime, provider, options, severity, left_out)
+    if plugin:
+        use_plugin(settings, plugin, asked, options.device_id)
+        chain = None
     if pool:
         settings.add_session_config_entry("session.use_env_allocators", "1")
     if data_folder:
@@ -108,8 +114,9 @@ def create_session(
     for name, value in (initializers or {}).items():
         settings.add_initializer(name, value)
     with stoppable(partial(_cancel_loading, settings)), _read_once(provider), pool.used() if pool else nullcontext():
-        session, printed = start_session(onnxruntime, model, settings, [*chain, FALLBACK])
-    if provider.ep not in session.get_providers():
+        session, printed = start_session(onnxruntime, model, settings, chain)
+    loaded = plugin.plugin.execution_provider if plugin else provider.ep
+    if loaded not in session.get_providers():
         raise NotLoadedError(provider, _printed_reason(printed) or "ONNX Runtime gives no reason")
     return session
 

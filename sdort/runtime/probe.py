@@ -16,16 +16,18 @@ from typing import Any
 
 import numpy as np
 
-from sdort.errors import ProviderError
+from sdort.errors import ProviderError, SdortError
 from sdort.machine.distributions import flavour, import_onnxruntime
 from sdort.machine.system import System
 from sdort.providers import AUTO, CPU, PROVIDERS, find_provider
+from sdort.providers.plugins import PluginLibrary, find_plugin
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import check_options
 from sdort.runtime.availability import Problem, architecture_problem, find_problems
 from sdort.runtime.failures import reason_of
 from sdort.runtime.opener import NotLoadedError, create_session
+from sdort.runtime.plugins import taken_nodes
 from sdort.runtime.recommendation import auto_order
 
 
@@ -34,17 +36,27 @@ def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
     if provider.is_fallback:
         return None
     with _one_at_a_time:  # who comes second finds what the first one found
-        return _why_not(provider.name, options.device_id)
+        return _why_not(provider.name, options.device_id, _libraries_of(provider, options))
 
 
 _one_at_a_time = Lock()
 
 
+def _libraries_of(provider: Provider, options: RuntimeOptions) -> tuple[tuple[str, str], ...]:
+    names = {provider.name, *(plugin.execution_provider for plugin in provider.plugins)}
+    return tuple((name, path) for name, path in sorted(options.ep_libraries.items()) if name in names)
+
+
 @cache
-def _why_not(name: str, device_id: int) -> str | None:
+def _why_not(name: str, device_id: int, libraries: tuple[tuple[str, str], ...] = ()) -> str | None:
     provider = PROVIDERS[name]
     onnxruntime = import_onnxruntime()
     installed = flavour()
+    plugin = find_plugin(provider, dict(libraries))
+    if plugin:
+        return _plugin_problem(
+            plugin, provider, RuntimeOptions(name, device_id=device_id, ep_libraries=dict(libraries))
+        )
     if provider.ep not in onnxruntime.get_available_providers():
         return (
             f"{installed.distribution} {installed.version} was built without {provider.ep}. "
@@ -77,6 +89,34 @@ def _session_error(provider: Provider, device_id: int) -> str | None:
         return library_error(provider) or error.reason
     except Exception as error:  # ONNX Runtime raises RuntimeError, ValueError and classes of its own
         return library_error(provider) or reason_of(error)
+    return None
+
+
+def _plugin_problem(plugin: PluginLibrary, provider: Provider, options: RuntimeOptions) -> str | None:
+    """The reason why a plugin's device is not believed; None where it computes a small graph as the CPU does.
+
+    ONNX Runtime lists devices that no session can be made on, and some plugins take operators that then fail.
+    """
+    try:
+        session = create_session(_small_model(), provider, options)
+        taken = taken_nodes(session, plugin.plugin.execution_provider)
+        if not taken:
+            return f"{plugin.source} takes no node of a graph of a convolution and a product"
+        feeds = {"x": np.linspace(-1, 1, 4 * 16, dtype=np.float32).reshape(1, 4, 4, 4)}
+        [found] = session.run(None, feeds)
+        [expected] = create_session(_small_model(), CPU, RuntimeOptions(CPU.name, custom_ops="off")).run(None, feeds)
+    except ImportError:
+        raise
+    except SdortError as error:
+        return f"{error.message}. {error.hint or provider.needs}"
+    except Exception as error:  # its classes share no base but Exception
+        return f"{reason_of(error)}. {provider.needs}"
+    deviation = float(np.abs(found - expected).max() / expected.std())
+    if deviation > _SMALL_DEVIATION:
+        return (
+            f"{plugin.source} computes a convolution and a product wrongly: the error is {deviation:.1e} standard "
+            "deviations of the result"
+        )
     return None
 
 
@@ -139,6 +179,27 @@ def _tiny_model() -> bytes:
     return model
 
 
+def _small_model() -> bytes:
+    """A model of a convolution and a product, in fp32, with weights that are no rounder in bf16 than others."""
+    from onnx import numpy_helper, parser
+
+    text = """<ir_version: 8, opset_import: ["": 17]>
+    probe (float[1,4,4,4] x) => (float[1,4,4,4] y) {
+      features = Conv <pads = [1, 1, 1, 1]> (x, kernel)
+      y = MatMul (features, factor)
+    }"""
+    model = parser.parse_model(text)
+    rng = np.random.default_rng(0)
+    for name, shape in (("kernel", (4, 4, 3, 3)), ("factor", (4, 4))):
+        model.graph.initializer.append(numpy_helper.from_array(rng.standard_normal(shape, np.float32), name))
+    serialized: bytes = model.SerializeToString()
+    return serialized
+
+
+_SMALL_DEVIATION = 1e-3
+"""Greatest error of :func:`_small_model` by its result's standard deviation. fp32 and TF32's rounding of inputs stay
+below 6e-4, bf16's is 4e-3 and more."""
+
 FALLBACK_HINT = f"With --fallback it runs on the CPU; --provider {AUTO} takes the best that loads here."
 
 
@@ -177,7 +238,7 @@ def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tu
         raise ProviderError(reason, hint="Without --graph and --provider-option it would run on the CPU.")
     check_options(provider, options)
     for number in () if provider.is_fallback else options.other_devices:
-        if refused := _why_not(provider.name, number):
+        if refused := _why_not(provider.name, number, _libraries_of(provider, options)):
             raise ProviderError(f"--devices: {provider.name} cannot use GPU {number}: {refused}")
     return provider, reason
 
@@ -191,7 +252,7 @@ def expected_provider(options: RuntimeOptions) -> Provider:
     """
     if options.provider != AUTO:
         return find_provider(options.provider)
-    return auto_order(import_onnxruntime().get_available_providers())[0]
+    return auto_order(_offered(options))[0]
 
 
 def probe_ahead(**asked: Any) -> None:
@@ -212,9 +273,16 @@ def probe_ahead(**asked: Any) -> None:
         Thread(target=probe, name="sdort-probe-ahead").start()
 
 
+def _offered(options: RuntimeOptions) -> list[str]:
+    """ONNX Runtime's names of the providers that ``auto`` may take, built in or by a plugin."""
+    available = import_onnxruntime().get_available_providers()
+    offered = (provider for provider in PROVIDERS.values() if not provider.on_request)
+    return [each.ep for each in offered if each.ep in available or find_plugin(each, options.ep_libraries)]
+
+
 def _first_that_loads(options: RuntimeOptions) -> tuple[Provider, str | None]:
     reasons: list[str] = []
-    for provider in auto_order(import_onnxruntime().get_available_providers()):
+    for provider in auto_order(_offered(options)):
         reason = why_not(provider, options)
         if reason is None:
             return provider, "; ".join(reasons) or None

@@ -45,6 +45,7 @@ PLANS = {"export": "plan_export", "optimize": "plan_optimize", "run": "plan_run"
 WORDS: dict[str, tuple[list[str], Any]] = {
     "engines": (["--engines", "torch,onnxruntime"], ("torch", "onnxruntime")),
     "provider_options": (["--provider-option", "a=b", "--provider-option", "c=d"], {"a": "b", "c": "d"}),
+    "ep_libraries": (["--ep-library", "openvino=a.so"], {"openvino": "a.so"}),
     "expect": (["--expect", "Conv=3"], {"Conv": 3}),
     "explain": (["--explain", "attention"], True),
     "static": (["--static", "2x64x96"], ...),
@@ -216,6 +217,7 @@ RUNTIME: dict[str, tuple[Any, str]] = {
     "provider": ("rocm", "provider"), "tuning": (True, "tuning"), "graph": (True, "graph"),
     "fallback": (False, "fallback"), "device_id": (2, "device_id"),
     "provider_options": ({"a": "b"}, "provider_options"),
+    "ep_libraries": ({"openvino": "lib.so"}, "ep_libraries"),
     "split": (False, "split"), "custom_ops": ("off", "custom_ops"), "check": (False, "check"),
 }  # fmt: skip
 

@@ -241,13 +241,10 @@ def test_every_listed_provider_is_loaded_on_the_gpu_that_is_named(
             raise WorkerError(-11, "a crash")
         return "no device" if task["device_id"] == 2 else None
 
-    def runtime() -> Any:
-        return type("Runtime", (), {"get_available_providers": lambda self: [p.ep for p in PROVIDERS.values()]})()
-
     monkeypatch.setattr(softwares, "run_worker", worker)
     monkeypatch.setattr(softwares, "flavour", lambda: None)
     monkeypatch.setattr(softwares, "installed_flavours", lambda: [Flavour("onnxruntime", "1.31")])
-    monkeypatch.setattr(softwares, "import_onnxruntime", runtime)
+    monkeypatch.setattr(softwares, "is_there", lambda provider, libraries: True)
     monkeypatch.setattr(
         softwares, "installed_library", lambda provider: tmp_path / provider.name if provider.library else None
     )

@@ -55,7 +55,7 @@ def test_a_decomposed_program_is_the_model_that_it_was(
     found = optimized(source, kind, target, tmp_path, dynamic)[1].operators
     if kind == "text_encoder":  # the exporters write the pooling by other operators; what fuses is the same
         wanted, found = ({k: n for k, n in each.items() if "." in k or "Norm" in k} for each in (wanted, found))
-        assert len(wanted) > 2
+        assert len(wanted) > (1 if target == "openvino" else 2)
     assert without_phases(found) == without_phases(wanted)
 
 
@@ -75,7 +75,7 @@ def test_merged_projections_are_packed_where_the_target_packs(
     assert raised.count == report.operators_raised["Attention"] == count
     inputs = Counter(len(node.inputs) for node in model.graph.nodes if node.op == "MultiHeadAttention")
     packs = target == "rocm" and component == "unet"
-    if f"{MICROSOFT}.MultiHeadAttention" in load_target(target).doubted:
+    if f"{MICROSOFT}.MultiHeadAttention" not in load_target(target).conditions:
         count = 0
     assert inputs == (
         {1: parts["attention_self"], 2: parts["attention_cross"]} if packs else {3: count} if count else {}

@@ -74,6 +74,7 @@ def test_what_a_provider_says_of_itself_is_whole(name: str) -> None:
     assert bool(provider.graph) or provider.no_graph
     assert provider.numbered or not provider.on_gpu
     known = {option for options in provider.releases.values() for option in options}
+    known |= {option for plugin in provider.plugins for option in plugin.options}
     for asked in (provider.options, provider.tuning, provider.graph, provider.bf16, provider.exact):
         assert set(asked) <= known
     assert provider.precisions <= known
