@@ -12,7 +12,8 @@
 //             at least: sixteen on AMD GPUs, nine on NVIDIA (REGISTERS.md).
 // Roofline    4 bytes an element in fp16 (read 1, write 1), and the tables once, 2 / heads of that; about 3 flops, 7 with the
 //             norm: bandwidth-bound.
-// Measured    not measured.
+// Measured    H200, 2026-11-28, fp16: 1x4608 24x128 15.1 µs (92% of copy), 1x512 32x128 halves 4.0 µs (51% of copy); not measured on
+//             AMD hardware.
 #pragma once
 
 #include "rows/rows.h"
