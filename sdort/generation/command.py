@@ -27,7 +27,7 @@ from sdort.generation.image_writer import ImageWriter
 from sdort.generation.job import Job, grid_of, plan_paths
 from sdort.generation.keep_tuning import keep_generated
 from sdort.generation.latents.decode import Plan, planner_of
-from sdort.generation.low_memory import choose_memory, refuse_low
+from sdort.generation.low_memory import choose_memory, refuse_low, refuse_offload
 from sdort.generation.memory_need import generation_bytes, refuse_generation
 from sdort.generation.pictures.images import Generated
 from sdort.generation.pictures.safety import is_judged, say_unjudged
@@ -199,8 +199,10 @@ class Pipeline:
         )
         with job.named():
             refuse_patches(plan.request, models.provider, self._options)
+            refuse_offload(models.provider, self._options)
             if self._options.memory == LOW:  # whose sessions are closed
-                refuse_low(models.folder, plan, job.images, models.provider, device_id)
+                offload = self._options.offload
+                refuse_low(models.folder, plan, job.images, models.provider, device_id, offload=offload)
                 return plan, 0
             held = self._held + models.closable_bytes
             refuse_shared(models.folder, plan, job.images, models.provider, self._options, held)
@@ -278,6 +280,7 @@ class Pipeline:
             iterations_per_second=round(len(models.timings.steps) / sum(models.timings.steps), 4),
             memory=self._options.memory or NORMAL,
             opened=models.openings.found,
+            offloaded=models.offloaded,
             peak_memory=PeakMemory(peak_resident(), self._device.bytes()),
         )
 
@@ -460,8 +463,9 @@ def _refuse_or_choose(
     for job, plan in zip(jobs, plans, strict=True):
         with job.named():
             refuse_patches(plan.request, provider, runtime)
+            refuse_offload(provider, runtime)
             if runtime.memory == LOW:
-                refuse_low(folder, plan, job.images, provider, runtime.device_id)
+                refuse_low(folder, plan, job.images, provider, runtime.device_id, offload=runtime.offload)
             else:
                 refuse_generation(folder, plan.request, job.images, provider, runtime.device_id, stages=plan.stages)
                 refuse_shared(folder, plan, job.images, provider, runtime)

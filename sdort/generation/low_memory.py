@@ -8,11 +8,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from sdort.console import say
+from sdort.errors import UsageError
 from sdort.families.component_names import DECODER, ENCODER
 from sdort.generation.denoising.session_groups import DENOISING, PICTURES, group_of
 from sdort.generation.latents.decode import planner_of
 from sdort.generation.memory_need import (
     MARGIN,
+    OFFLOAD_HINT,
+    SHORTAGE_HINT,
+    can_offload,
     case_bytes,
     closed_bytes,
     control_bytes,
@@ -22,7 +26,9 @@ from sdort.generation.memory_need import (
     graphs_of,
     opening_bytes,
     parts_bytes,
+    pieces_bytes,
     refuse_shortage,
+    spared_bytes,
     used_components,
     weight_bytes,
 )
@@ -34,16 +40,20 @@ from sdort.machine.gpus import free_memory
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers import LOW, NORMAL
 from sdort.providers.provider import Provider
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tables import size_text
 from sdort.workload.cases import Case
 
 
-def low_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, free: int) -> int:
+def low_bytes(
+    folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, free: int, *, offload: bool = False
+) -> int:
     """An estimate in bytes of the largest group of a run: its weights, and what its components take beside them.
 
     Args:
         images: all images of the run.
         free: bytes of free memory, by which the decoder's plan is chosen.
+        offload: whether weights of the denoiser take turns where they do not all fit.
     """
     request, together = plan.request, min(images, plan.request.images_at_once)
     groups: dict[str, list[str]] = {}
@@ -58,7 +68,12 @@ def low_bytes(folder: PipelineFolder, plan: RequestPlan, images: int, provider: 
     if len(own) == 1:  # another pass has another schedule
         found[DENOISING] -= closed_bytes(folder, request, images)
     found[DENOISING] += max(_denoising(folder, request, together, stage, provider) for stage in own)
-    found[DENOISING] = max(found[DENOISING], parts_bytes(folder)) + control_weights(request)
+    parts, controls = parts_bytes(folder), control_weights(request)
+    if offload:
+        found[DENOISING] += max(_between(folder, request, together, stage, provider) for stage in own)
+        found[DENOISING] -= spared_bytes(folder, provider, found[DENOISING] + controls - free)
+        parts = 0  # their weights take turns too, and their pieces are no larger than the step's
+    found[DENOISING] = max(found[DENOISING], parts) + controls
     left = max(free - found[PICTURES], 0)
     found[PICTURES] += max(_pictures(folder, request, together, stage, provider, left) for stage in plan.stages)
     return max(*found.values(), *_refining(folder, plan, images, together, provider))
@@ -70,6 +85,30 @@ def _denoising(folder: PipelineFolder, request: Request, together: int, stage: S
     case = Case(folder.denoiser, samples, *stage.size)
     controls = 0 if stage.refines else control_bytes(folder, request, samples, stage.size, provider)
     return controls + case_bytes(folder, case, provider, steps=stage.calls, graphs=graphs_of(request))
+
+
+def _between(folder: PipelineFolder, request: Request, together: int, stage: Stage, provider: Provider) -> int:
+    """Bytes of what the UNet's pieces give each other."""
+    samples, factor = together * len(request.guidance()), folder.vae_factor
+    latents = (samples, stage.size[0] // factor, stage.size[1] // factor)
+    return pieces_bytes(folder.file(folder.denoiser), latents, provider, folder.tokens(folder.denoiser))
+
+
+def step_bytes(
+    folder: PipelineFolder, request: Request, stages: Sequence[Stage], images: int, provider: Provider
+) -> int:
+    """An estimate in bytes of what a denoiser in pieces takes beside its weights.
+
+    Args:
+        stages: of the request in which it runs.
+        images: all images of the run.
+    """
+    together = min(images, request.images_at_once)
+    controls = control_weights(request)
+    return controls + max(
+        _denoising(folder, request, together, stage, provider) + _between(folder, request, together, stage, provider)
+        for stage in stages
+    )
 
 
 def _pictures(
@@ -95,11 +134,20 @@ def _refining(
         yield weights + opening_bytes(provider, 1) + denoising
 
 
-def refuse_low(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, device_id: int) -> None:
+def refuse_low(
+    folder: PipelineFolder,
+    plan: RequestPlan,
+    images: int,
+    provider: Provider,
+    device_id: int,
+    *,
+    offload: bool = False,
+) -> None:
     """Refuse a run that cannot fit with low memory.
 
     Args:
         images: all images of the run.
+        offload: as :func:`low_bytes` takes it.
 
     Raises:
         MemoryShortageError: what it needs and what is free.
@@ -109,8 +157,32 @@ def refuse_low(folder: PipelineFolder, plan: RequestPlan, images: int, provider:
         return
     height, width = plan.stages[-1].size
     together = min(images, plan.request.images_at_once)
-    what = f"generating {width}x{height} pixels, {together} at once, with --memory low"
-    refuse_shortage(low_bytes(folder, plan, images, provider, free), free, what)
+    what = f"generating {width}x{height} pixels, {together} at once, with {'--offload' if offload else '--memory low'}"
+    needed = low_bytes(folder, plan, images, provider, free, offload=offload)
+    hint = SHORTAGE_HINT
+    if not offload and needed > MARGIN * free and _fits_offloaded(folder, plan, images, provider, free):
+        hint = OFFLOAD_HINT
+    refuse_shortage(needed, free, what, hint)
+
+
+def _fits_offloaded(folder: PipelineFolder, plan: RequestPlan, images: int, provider: Provider, free: int) -> bool:
+    """Whether a run fits that does not fit without ``--offload``."""
+    changes = plan.request.lora or plan.request.deep_cut or plan.request.patches
+    possible = can_offload(provider) and not changes
+    return possible and low_bytes(folder, plan, images, provider, free, offload=True) <= free
+
+
+def refuse_offload(provider: Provider, options: RuntimeOptions) -> None:
+    """Refuse ``--offload`` on a provider whose sessions keep all weights.
+
+    Raises:
+        UsageError: it is such a one.
+    """
+    if options.offload and not can_offload(provider):
+        raise UsageError(
+            f"--offload is not for {provider.name}, whose sessions hold all weights of their own",
+            hint="Take rocm or cuda, or leave it out.",
+        )
 
 
 def choose_memory(
@@ -120,6 +192,9 @@ def choose_memory(
 
     Args:
         planned: of each job its plan and its images.
+
+    Raises:
+        MemoryShortageError: runs fit with ``--offload`` alone.
     """
     free = free_memory(provider.vendor, device_id)
     if free is None or not planned:
@@ -129,6 +204,8 @@ def choose_memory(
         return NORMAL
     low = max(low_bytes(folder, plan, images, provider, free) for plan, images in planned)
     if low > MARGIN * free:
+        if all(_fits_offloaded(folder, plan, images, provider, free) for plan, images in planned):
+            refuse_shortage(low, free, "the largest part of the run, loaded alone,", OFFLOAD_HINT)
         return NORMAL
     say(
         f"--memory low: all models together need about {size_text(whole)} of memory and {size_text(free)} are free. "

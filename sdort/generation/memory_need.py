@@ -7,7 +7,7 @@ does not tell its tensors' sizes, they are estimated from its first convolution 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +31,10 @@ from sdort.onnx_io.component_file import ComponentFile
 from sdort.pipelines.folder import PipelineFolder
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
-from sdort.runtime.activations import activation_bytes
-from sdort.runtime.session import Session
+from sdort.runtime.activations import activation_bytes, between_bytes, step_graph
+from sdort.runtime.placed_weights import placeable
+from sdort.runtime.session import Session, spare_bytes
+from sdort.runtime.step.pieces import COUNTS, plan_pieces
 from sdort.runtime.step.prepared_tensors import Prepared, prepared_tensors, rows_bytes, split_file
 from sdort.tables import size_text
 from sdort.workload.cases import Case
@@ -459,7 +461,52 @@ def refuse_case(
         refuse_shortage(case_bytes(folder, case, provider, plan), free, str(case))
 
 
-def refuse_shortage(needed: int, free: int, what: str) -> None:
+def can_offload(provider: Provider) -> bool:
+    """Whether a provider's sessions can read weights that take turns in its memory."""
+    return not provider.programs and bool(provider.device or not provider.on_gpu)
+
+
+def spared_bytes(folder: PipelineFolder, provider: Provider, lacking: int) -> int:
+    """Bytes by which a denoiser's steps take less memory where its weights take turns.
+
+    Args:
+        lacking: bytes that they take beyond those that are free, with all of the weights.
+    """
+    weights = folder.file(folder.denoiser).derived(_step_weights)
+    total = sum(weights.values())
+    graph = step_graph(folder.file(folder.denoiser))
+    plan = plan_pieces(graph, weights, total - lacking - spare_bytes(provider), provider.session_bytes)
+    return 0 if plan is None else total - plan.held - (len(plan.ends) - 1) * provider.session_bytes
+
+
+def pieces_bytes(file: ComponentFile, latents: tuple[int, int, int], provider: Provider, tokens: int = CHUNK) -> int:
+    """Bytes of the tensors between a denoiser's pieces, where it runs in as many as there are at most.
+
+    Args:
+        latents, tokens: as :func:`unet_bytes` takes them.
+    """
+    plan = plan_pieces(step_graph(file), file.derived(_step_weights), 0, counts=COUNTS[-1:])
+    return between_bytes(file, Sample(*latents, tokens), provider, plan.ends) if plan else 0
+
+
+def _step_weights(file: ComponentFile) -> Mapping[str, int]:
+    """Bytes of the weights of a denoiser's step that can take turns, by name."""
+    split = split_file(file)
+    weights = placeable(split.step if split else file.graph, file.path, file.component)
+    return {name: values.nbytes for name, values in weights.items()}
+
+
+SHORTAGE_HINT = (
+    "Take smaller images or fewer at once; --vae-tiling and --vae-slicing decode in parts, --memory low loads the "
+    "models in turn."
+)
+OFFLOAD_HINT = (
+    "With --offload it fits: weights of the denoiser that the GPU has no room for are copied to it in every step, "
+    "which takes longer."
+)
+
+
+def refuse_shortage(needed: int, free: int, what: str, hint: str = SHORTAGE_HINT) -> None:
     """Refuse what needs more memory than is free, by more than the estimate may be wrong.
 
     Raises:
@@ -468,6 +515,5 @@ def refuse_shortage(needed: int, free: int, what: str) -> None:
     if needed > MARGIN * free:
         raise MemoryShortageError(
             f"{what} needs about {size_text(needed)} of memory, and {size_text(free)} are free",
-            hint="Take smaller images or fewer at once; --vae-tiling and --vae-slicing decode in parts, --memory low "
-            "loads the models in turn.",
+            hint=hint,
         )

@@ -27,6 +27,7 @@ from sdort.generation.latents.encode import Encoder, Posterior, pixels_of_images
 from sdort.generation.latents.graph_memory import decoder_memory
 from sdort.generation.latents.preview import BatchPreviews, Decode, Previewer
 from sdort.generation.latents.start_latents import Start
+from sdort.generation.low_memory import step_bytes
 from sdort.generation.memory_need import fits_beside, frees_parts, has_room
 from sdort.generation.pictures.images import Generated, to_image
 from sdort.generation.pictures.resampling import enlarged_latents
@@ -59,6 +60,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.environment import device_name, versions
 from sdort.runtime.memory import return_freed_pages
 from sdort.runtime.memory_pool import new_pool_number
+from sdort.runtime.piecewise_ort import Offloaded
 from sdort.runtime.probe import choose_provider
 from sdort.runtime.session import Session, SessionPlace, open_again, open_or_fall_back
 from sdort.runtime.side_by_side import open_side_by_side
@@ -128,6 +130,8 @@ class TextToImage:
         self.tokenizers = tokenizers
         self.one_group = one_group
         self.openings = Openings()
+        self.offloaded: Offloaded | None = None
+        """How the weights of the last UNet took turns."""
         self._conditioning_outputs(1)
         self.options = options or sessions[self.denoiser].options
         if self.denoiser in sessions:
@@ -217,10 +221,12 @@ class TextToImage:
         canvas = make_canvas(request, size, self.folder.vae_factor) if request.init_image else None
         remark_on_size(request, size)
         self.openings.forget()
+        images = sum(each.num_images for each in requests)
+        own = [stage for stage in stages if not stage.refines]
+        self._leave_room(request, own, images)
         self.use_adapters(plan.adapters)
         self.timings = Timings()
         started = self.openings.clock()
-        own = [stage for stage in stages if not stage.refines]
         conditions = self._conditions(requests, own)
         self.timings.encode = self.openings.clock() - started
         start = Start(self.folder) if canvas is None else self._start(request, canvas, stages[0].part)
@@ -308,6 +314,7 @@ class TextToImage:
             batches = list(batches)
             self._close_unet()
         refiner = self.refiner = self.refiner or self._opened_refiner(folder)
+        refiner._leave_room(request, [stage], images)
         refiner._use_unet(steered=False, cut=request.deep_cut, patches=request.patches or 0)
         refiner.timings, refiner.previewer = self.timings, self.previewer
         started = self.openings.clock()
@@ -396,6 +403,12 @@ class TextToImage:
         else:
             return
         self.sessions[self.denoiser], self.loop = loop.unet, loop
+
+    def _leave_room(self, request: Request, stages: Sequence[Stage], images: int) -> None:
+        """Have a UNet whose weights take turns where they do not fit leave room for the next images."""
+        if self.options.offload:
+            needed = step_bytes(self.folder, request, stages, images, self.provider)
+            self.options = replace(self.options, step_bytes=needed)
 
     def _reopen_unet(self, options: RuntimeOptions) -> None:
         """Have the UNet cut otherwise, in the place of the one that is open."""
@@ -870,6 +883,7 @@ class TextToImage:
                 request.whole_every, request.exact_calls,
             )  # fmt: skip
         self.timings.steps += seconds
+        self.offloaded = self.loop.unet.offloaded
         return latents
 
     def _controls(self, request: Request, stage: Stage) -> Controls | None:

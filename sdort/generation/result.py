@@ -23,6 +23,7 @@ from sdort.generation.pictures.safety import ON
 from sdort.generation.requests.record import GenerationRecord, StageSeconds
 from sdort.graph.signature import Array
 from sdort.inspection.profile import Placement
+from sdort.runtime.piecewise_ort import Offloaded
 
 
 @dataclass(frozen=True)
@@ -140,6 +141,8 @@ class Generation(GenerationRecord):
     opened: list[Opened] = field(default_factory=list)
     """Models that were loaded while images were generated: with low memory all, else those that only some requests
     need. Their seconds are in no stage's."""
+    offloaded: Offloaded | None = None
+    """The UNet's or transformer's weights of which not all stayed in memory; None where all did."""
     elapsed: float = 0.0
     """Seconds of the call: its checks, loading where it loads, and the files are in it."""
     done_before: list[Path] = field(default_factory=list)
@@ -253,6 +256,7 @@ def joined(results: Sequence[Generation]) -> Generation:
         flagged=any_flagged(images),
         seconds=seconds,
         iterations_per_second=round(calls / denoise, 4) if denoise else first.iterations_per_second,
+        offloaded=last.offloaded,
         peak_memory=last.peak_memory,
         decoded=last.decoded,
         widened=last.widened,

@@ -9,7 +9,7 @@ from typing import TypedDict
 from sdort.errors import UsageError, did_you_mean
 from sdort.options.declared_options import option
 from sdort.options.number_ranges import DEVICE_ID, THREADS, check_fields
-from sdort.providers import AUTO, LOW, MEMORY, PROVIDER_NAMES, PROVIDERS
+from sdort.providers import AUTO, LOW, MEMORY, NORMAL, PROVIDER_NAMES, PROVIDERS
 
 _SEARCHED = ", ".join(f"{provider.searched} on {name}" for name, provider in PROVIDERS.items() if provider.tuning)
 _COMPILING = ", ".join(name for name, provider in PROVIDERS.items() if provider.programs)
@@ -160,6 +160,15 @@ class RuntimeOptions(ExecutionOptions):
         doc="``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in "
         "each call, and what follows of failures to load then happens there.",
     )
+    offload: bool = option(
+        False,
+        section="Execution",
+        after="memory",
+        help="Let a denoiser draw that the GPU's memory does not hold: of its weights as many stay there as there is "
+        "room for, the others are copied from the host's memory in every step. With --memory low, which it takes.",
+        doc="Let a denoiser draw that the GPU's memory does not hold: of its weights as many stay there as there is "
+        "room for, the others are copied from the host's memory in every step. ``memory`` is then ``low``.",
+    )
     nearest_size: bool = option(
         False,
         section="Execution",
@@ -202,6 +211,9 @@ class RuntimeOptions(ExecutionOptions):
     deep_cut: int = 0
     """At which of its skip connections a UNet is cut, so that its outer part can run alone
     (:mod:`sdort.runtime.step.deep_cut`); 0 leaves it whole."""
+    step_bytes: int = 0
+    """Bytes of the device's memory that a step takes beside the denoiser's weights; with :attr:`offload` as many stay
+    free."""
     patch_cut: int = 0
     """Into how many patches of the image a UNet is cut, so that as many devices share a sample
     (:mod:`sdort.runtime.step.patch_cut`); 0 leaves it whole."""
@@ -211,6 +223,8 @@ class RuntimeOptions(ExecutionOptions):
         _check_names(self.ep_libraries)
         if self.memory not in (None, *MEMORY):
             raise UsageError(f"--memory {self.memory!r} is not one of {', '.join(MEMORY)}")
+        if self.offload:
+            self._check_offload()
         if self.devices is not None:
             self._check_devices(read_devices(self.devices))
 
@@ -225,6 +239,20 @@ class RuntimeOptions(ExecutionOptions):
             )
         object.__setattr__(self, "devices", ",".join(map(str, numbers)))
         object.__setattr__(self, "device_id", numbers[0])
+
+    def _check_offload(self) -> None:
+        refused = {
+            "--memory normal loads all models together": self.memory == NORMAL,
+            "--graph records a step that is one graph": self.graph,
+            "weights that adapters change stay in the GPU's memory": self.adapters,
+            "--devices has each of several GPUs hold the denoiser": bool(self.other_devices),
+            "--deep-cache runs a part of the denoiser alone": bool(self.deep_cut),
+            "--patches has each of several GPUs hold the denoiser": bool(self.patch_cut),
+        }
+        reason = next((reason for reason, is_so in refused.items() if is_so), None)
+        if reason:
+            raise UsageError(f"--offload copies weights in every step, and {reason}", hint="Leave one of the two out.")
+        object.__setattr__(self, "memory", LOW)
 
     @property
     def all_devices(self) -> tuple[int, ...]:
@@ -285,6 +313,9 @@ class LoadOptions(ExecutionKeywords, total=False):
     memory: str | None
     """``normal`` (the default) loads all models now, and they stay in memory; ``low`` loads them in turn in each call,
     and what follows of failures to load then happens there."""
+    offload: bool
+    """Let a denoiser draw that the GPU's memory does not hold: of its weights as many stay there as there is room for,
+    the others are copied from the host's memory in every step. ``memory`` is then ``low``."""
     nearest_size: bool
     """Take the nearest size that is compiled, where the one asked for is not (migraphx)."""
     devices: str | Sequence[int] | None

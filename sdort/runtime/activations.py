@@ -121,19 +121,51 @@ def activation_bytes(file: ComponentFile, sample: Sample, provider: Provider, wi
         return None
 
 
+def between_bytes(file: ComponentFile, sample: Sample, provider: Provider, ends: Sequence[int]) -> int:
+    """Bytes of the tensors that live between two pieces of a component's step, at most: a piece holds what it takes to
+    its end. 0 where :func:`activation_bytes` counts nothing.
+
+    Args:
+        sample: sizes of its inputs.
+        ends: for each piece how many nodes, as they run, it and those before it have.
+    """
+    try:
+        return file.derived(_counted_between, sample, provider, tuple(ends))
+    except (BadModelError, ImportError, _UnknownSizeError):  # which is said of its activations
+        return 0
+
+
 class _UnknownSizeError(Exception):
     """A tensor of unknown size."""
 
 
-def _counted(file: ComponentFile, sample: Sample, provider: Provider, widened: bool) -> int:
+def _facts(file: ComponentFile, sample: Sample) -> Mapping[str, Fact]:
     # A graph library comes with it, which no other part of a run needs.
     from sdort.rewrite.inference.facts_at_sizes import facts_at
 
+    return facts_at(file.graph, _input_shapes(file, sample), file.component)
+
+
+def _counted_between(file: ComponentFile, sample: Sample, provider: Provider, ends: Sequence[int]) -> int:
+    graph = step_graph(file)
+    elements = _Elements(file.derived(_facts, sample), 4 if provider.is_fallback else 2)
+    order = running_order(graph.node)
+    made = {name: index for index, node in enumerate(order) for name in node.output if name}
+    last = {name: index for index, node in enumerate(order) for name in (*node.input, *outer_names(node))}
+    living = [[name for name in made if made[name] < end <= last.get(name, -1)] for end in ends[:-1]]
+    return max((sum(map(elements.bytes, names)) for names in living), default=0)
+
+
+def step_graph(file: ComponentFile) -> onnx.GraphProto:
+    """The graph that runs in every step; shared: change nothing."""
     split = split_file(file)
-    graph = (split.step if split else file.graph).graph
+    return (split.step if split else file.graph).graph
+
+
+def _counted(file: ComponentFile, sample: Sample, provider: Provider, widened: bool) -> int:
+    graph = step_graph(file)
     inputs = _input_shapes(file, sample)
-    facts = facts_at(file.graph, inputs, file.component)
-    elements = _Elements(facts, 4 if widened or provider.is_fallback else 2)
+    elements = _Elements(file.derived(_facts, sample), 4 if widened or provider.is_fallback else 2)
     weights = {tensor.name for tensor in graph.initializer}
     given = [info.name for info in graph.input if info.name in inputs and info.name not in weights]
     results = [info.name for info in graph.output]

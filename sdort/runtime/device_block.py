@@ -101,19 +101,15 @@ class DeviceBlock:
         if not self.vendor:
             yield np.empty(nbytes, np.uint8)
             return
-        allocate, free = _LOCKED[self.vendor]
-        pointer = ctypes.c_void_p()
-        self._call("SetDevice", self.device_id)
         try:
-            call_runtime(self.vendor, allocate, ctypes.byref(pointer), ctypes.c_size_t(nbytes), ctypes.c_uint(0))
+            memory = LockedMemory(self.vendor, self.device_id, nbytes)
         except ProviderError:
-            forget_error(self.vendor)
             yield np.empty(nbytes, np.uint8)
             return
         try:
-            yield np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(pointer.value or 0))
+            yield memory.values
         finally:
-            give_back(self.vendor, free, pointer.value or 0)
+            memory.free()
 
     def synchronize(self) -> None:
         """Wait until what was written is there: a copy may return while it is on its way from a buffer of the driver's,
@@ -133,6 +129,36 @@ class DeviceBlock:
             raise MemoryShortageError(
                 f"no memory left on the GPU for {size_text(self.nbytes)} of {self.what}"
             ) from None
+
+
+class LockedMemory:
+    """Memory of the host with locked pages, which a device reads itself: freed when nobody holds this object any more.
+
+    Args:
+        vendor, device_id: of the GPU that may be the first to read it.
+        nbytes: how many.
+
+    Attributes:
+        values: uint8 [nbytes]; whoever has it holds this object.
+        free: frees it now.
+
+    Raises:
+        ProviderError: the driver locks no such memory.
+    """
+
+    def __init__(self, vendor: str, device_id: int, nbytes: int) -> None:
+        allocate, free = _LOCKED[vendor]
+        pointer = ctypes.c_void_p()
+        call_runtime(vendor, "SetDevice", device_id)
+        try:
+            call_runtime(vendor, allocate, ctypes.byref(pointer), ctypes.c_size_t(nbytes), ctypes.c_uint(0))
+        except ProviderError:
+            forget_error(vendor)
+            raise
+        self.address = pointer.value or 0
+        self.values: Array = np.ctypeslib.as_array((ctypes.c_uint8 * nbytes).from_address(self.address))
+        self.free = weakref.finalize(self, give_back, vendor, free, self.address)
+        self.free.atexit = False
 
 
 def borrowed_value(address: int, vendor: str, device_id: int, shape: Sequence[int], dtype: np.dtype[Any]) -> Any:

@@ -35,7 +35,11 @@ class DeviceStream:
         self._vendor = vendor
         self._device_id = device_id
         self.address = self._made("StreamCreateWithFlags", _NON_BLOCKING, "StreamDestroy")
-        self.marks = [self._made("EventCreateWithFlags", _NO_TIMING, "EventDestroy") for _ in range(2)]
+        self.marks = [self.new_mark() for _ in range(2)]
+
+    def new_mark(self) -> int:
+        """A further mark, which lasts as long as this object."""
+        return self._made("EventCreateWithFlags", _NO_TIMING, "EventDestroy")
 
     def _made(self, create: str, flags: int, destroy: str) -> int:
         made = ctypes.c_void_p()
@@ -47,7 +51,11 @@ class DeviceStream:
 
     def set_mark(self, mark: int) -> None:
         """Set a mark behind all that the stream was asked for until now."""
-        call_runtime(self._vendor, "EventRecord", ctypes.c_void_p(mark), ctypes.c_void_p(self.address))
+        set_mark(self._vendor, mark, self.address)
+
+    def await_mark(self, mark: int) -> None:
+        """Have what the stream is asked for from now on begin when the device has reached a mark of another stream."""
+        await_mark(self._vendor, mark, self.address)
 
     def reach(self, mark: int) -> None:
         """Wait until the device has done all that stands before a mark."""
@@ -56,6 +64,16 @@ class DeviceStream:
     def wait(self) -> None:
         """Wait until the device has done all that the stream was asked for."""
         call_runtime(self._vendor, "StreamSynchronize", ctypes.c_void_p(self.address))
+
+
+def set_mark(vendor: str, mark: int, stream: int) -> None:
+    """:meth:`DeviceStream.set_mark` of the stream at an address."""
+    call_runtime(vendor, "EventRecord", ctypes.c_void_p(mark), ctypes.c_void_p(stream))
+
+
+def await_mark(vendor: str, mark: int, stream: int) -> None:
+    """:meth:`DeviceStream.await_mark` of the stream at an address."""
+    call_runtime(vendor, "StreamWaitEvent", ctypes.c_void_p(stream), ctypes.c_void_p(mark), ctypes.c_uint(0))
 
 
 _open: weakref.WeakValueDictionary[tuple[str, int, int], DeviceStream] = weakref.WeakValueDictionary()

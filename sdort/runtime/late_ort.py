@@ -46,8 +46,8 @@ class LateOrt:
         component: str,
     ) -> None:
         given = {tensor.name for tensor in graph.graph.initializer}
-        self._inputs = _arguments(info for info in graph.graph.input if info.name not in given)
-        self._outputs = _arguments(graph.graph.output)
+        self._inputs = arguments_of(info for info in graph.graph.input if info.name not in given)
+        self._outputs = arguments_of(graph.graph.output)
         self._opener = opener
         self._component = component
         self._files = {file: _state(file) for file in _files_of(graph, path)}
@@ -69,6 +69,11 @@ class LateOrt:
     def is_open(self) -> bool:
         """Whether it holds memory."""
         return self._opened is not None
+
+    @property
+    def opened(self) -> Any:
+        """The session; None where it is not open."""
+        return self._opened and self._opened[0]
 
     @property
     def placed(self) -> PlacedWeights | None:
@@ -120,7 +125,7 @@ def _state(file: Path) -> tuple[object, ...] | None:
     return identity and identity[1:-1]  # a new link to the file changes the last time, and the path is known
 
 
-def _arguments(infos: Iterable[onnx.ValueInfoProto]) -> list[Argument]:
+def arguments_of(infos: Iterable[onnx.ValueInfoProto]) -> list[Argument]:
     found = []
     for info in infos:
         tensor = info.type.tensor_type

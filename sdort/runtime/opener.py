@@ -70,6 +70,7 @@ def create_session(
     optimization: str = ALL,
     initializers: Mapping[str, Any] | None = None,
     pool: MemoryPool | None = None,
+    packs: bool = True,
 ) -> Any:
     """An ``InferenceSession`` on ``provider``, without ONNX Runtime's messages on the terminal.
 
@@ -80,6 +81,7 @@ def create_session(
         initializers: values that the session has for initializers of the model, where they are: an ``OrtValue`` of
             the provider's memory that does not own it, by name.
         pool: where the session allocates the device's memory; None for ONNX Runtime's arenas.
+        packs: whether kernels of the CPU may hold copies of weights, in an order of their own.
 
     Raises:
         UsageError: the provider cannot be asked for these options.
@@ -105,6 +107,8 @@ def create_session(
         chain = None
     if pool:
         settings.add_session_config_entry("session.use_env_allocators", "1")
+    if not packs:
+        settings.add_session_config_entry("session.disable_prepacking", "1")
     if data_folder:
         settings.add_session_config_entry(_DATA_FOLDER, str(data_folder.resolve()))
     if optimization != ALL:

@@ -39,10 +39,15 @@ READERS = {
     ("", "Gather"): {0},
     (MICROSOFT, "NhwcConv"): {1},
     (MICROSOFT, "Attention"): {1},
+    (MICROSOFT, "MatMulNBits"): {1, 2, 3},
 }
 """Operators, and which of their inputs: what every GPU provider computes itself, and does not leave to the CPU, which
 could not read the device's memory."""
-_DTYPES: dict[int, np.dtype[Any]] = {TensorProto.FLOAT: np.dtype(np.float32), TensorProto.FLOAT16: np.dtype(np.float16)}
+_DTYPES: dict[int, np.dtype[Any]] = {
+    TensorProto.FLOAT: np.dtype(np.float32),
+    TensorProto.FLOAT16: np.dtype(np.float16),
+    TensorProto.UINT8: np.dtype(np.uint8),
+}
 
 
 class PlacedWeights:
@@ -117,8 +122,8 @@ def _place(values: StoredValues) -> tuple[Path, int, int]:
 
 
 def placeable(model: onnx.ModelProto, path: Path, component: str, but: Collection[str] = ()) -> dict[str, StoredValues]:
-    """The initializers of a model that can be placed: large ones of float types, beside its file, that nothing but
-    :data:`READERS` reads.
+    """The initializers of a model that can be placed: large ones of float types and uint8, beside its file, that
+    nothing but :data:`READERS` reads.
 
     Args:
         path: the model's file.

@@ -14,14 +14,15 @@ from weakref import WeakSet
 import numpy as np
 import onnx
 
-from sdort.console import detail, warn
-from sdort.errors import BadModelError, MemoryShortageError, SdortError
+from sdort.console import detail, say, warn
+from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
 from sdort.families.component_names import DECODER
 from sdort.families.known_families import DENOISERS, find_roles, roles_of
 from sdort.graph.domains import OWN_DOMAIN
 from sdort.graph.signature import Array, TensorSpec, cast_feeds
 from sdort.machine.distributions import import_onnxruntime
 from sdort.machine.gpus import free_memory
+from sdort.onnx_io.check_tensors import tensor_nbytes
 from sdort.onnx_io.component_file import copied, declared_inputs, read_component
 from sdort.onnx_io.overridable import (
     ReplaceableWeight,
@@ -45,15 +46,19 @@ from sdort.runtime.late_ort import LateOrt
 from sdort.runtime.memory_pool import MemoryPool, open_pool
 from sdort.runtime.opener import ALL, FATAL, create_session, stoppable
 from sdort.runtime.other_devices import OtherDevice
+from sdort.runtime.piecewise_ort import Offloaded, PiecewiseOrt
 from sdort.runtime.placed_weights import PlacedWeights, placeable
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
 from sdort.runtime.step.deep_cut import cut_deep
 from sdort.runtime.step.patch_cut import PatchPoints, cut_patches
+from sdort.runtime.step.pieces import cut_pieces, plan_pieces
 from sdort.runtime.step.preparation import Part, Preparation
 from sdort.runtime.step.prepared_tensors import split_file
 from sdort.runtime.step.step_split import StepSplit, split_step
+from sdort.runtime.streamed_weights import StreamedWeights
 from sdort.runtime.weight_sums import WeightSums
+from sdort.tables import size_text
 from sdort.tuning.key import InputDims
 from sdort.tuning.session_hooks import SessionTuning, prepare_tuning
 from sdort.workload.steering_inputs import steering_inputs
@@ -72,6 +77,7 @@ MOST_SHAPES = 4
 _CONVOLUTIONS = ("Conv", "ConvTranspose", "NhwcConv")
 _ROOM = 4
 """How often the memory of a session is to be free before another one opens."""
+_SPARE = 128 << 20
 _ANEW = 1 << 20
 """Increment of a graph's number when it is recorded again."""
 UNRECORDED = -1
@@ -111,12 +117,18 @@ class Binding:
         return {spec.name: value for spec, value in zip(self.session.outputs, values, strict=True)}
 
 
-def _run_options(graph: int = UNRECORDED) -> Any:
-    """Options of runs that print nothing, and of the recorded graph that they are."""
+def _run_options(graph: int = UNRECORDED, shrinks: str = "") -> Any:
+    """Options of runs that print nothing, and of the recorded graph that they are.
+
+    Args:
+        shrinks: the device, as ONNX Runtime names it, of which a run gives memory back that it does not need any more.
+    """
     options = import_onnxruntime().RunOptions()
     options.log_severity_level = FATAL
     # Without it ONNX Runtime 1.31 throws and catches an exception in every run of an IOBinding: 28 microseconds.
     options.add_run_config_entry("gpu_graph_id", str(graph))
+    if shrinks:
+        options.add_run_config_entry("memory.enable_memory_arena_shrinkage", shrinks)
     return options
 
 
@@ -204,7 +216,10 @@ class Session:
         self._of_shapes: dict[object, Session] = {}
         """Those sessions."""
         # A session that was opened to log its placement would log every step of every run too.
-        self._quiet = _run_options()
+        self._shrinks = ""
+        if options.offload and pool is None:  # pieces do not share an arena
+            self._shrinks = f"gpu:{options.device_id}" if provider.device else "cpu:0"
+        self._quiet = _run_options(shrinks=self._shrinks)
         self._graphs: dict[tuple[int, bool], Any] = {}
         self._numbers = 0
         self.opening: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -242,6 +257,12 @@ class Session:
     def openings(self) -> int:
         """How often the model was opened."""
         return self.ort.openings if isinstance(self.ort, LateOrt) else 1
+
+    @property
+    def offloaded(self) -> Offloaded | None:
+        """How its weights take turns; None where all are in memory, or it is not open."""
+        ort = self.ort.opened if isinstance(self.ort, LateOrt) else self.ort
+        return ort.offloaded if isinstance(ort, PiecewiseOrt) else None
 
     @property
     def nbytes(self) -> int:
@@ -404,7 +425,9 @@ class Session:
 
     def _settings(self, graph: int, wait: bool) -> Any:
         if (graph, wait) not in self._graphs:
-            self._graphs[graph, wait] = settings = _run_options(graph if self.options.graph else UNRECORDED)
+            self._graphs[graph, wait] = settings = _run_options(
+                graph if self.options.graph else UNRECORDED, self._shrinks
+            )
             if not wait:
                 settings.add_run_config_entry("disable_synchronize_execution_providers", "1")
         return self._graphs[graph, wait]
@@ -852,14 +875,36 @@ def _open_ort(
     placed: PlacedWeights | LateOrt | None,
 ) -> tuple[Any, PlacedWeights | None]:
     """ONNX Runtime's session on ``graph``, or on the file itself, and the weights that it reads and does not own."""
-    options, (path, component, provider, *_) = start.options, start.place
-    model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
+    options, (path, component, *_) = start.options, start.place
     placed = placed.placed if isinstance(placed, LateOrt) else placed
+    if options.offload and component in DENOISERS:
+        pieces = _open_pieces(graph or read_component(path, component).copy(), start, pool, stream)
+        if pieces:
+            return pieces, None
     if placed is None:
         placed = _place_weights(graph, start.place, options, initializers)
         own = placed.initializers if placed else {}
     else:
         own = _those_of(graph, placed.initializers) if graph else placed.initializers
+    return _created(graph, start, {**own, **initializers}, pool, stream), placed
+
+
+def _created(
+    graph: onnx.ModelProto | None,
+    start: _Start,
+    initializers: Mapping[str, Any],
+    pool: MemoryPool | None,
+    stream: DeviceStream | None,
+    *,
+    packs: bool = True,
+) -> Any:
+    """ONNX Runtime's session on ``graph``, or on the file itself, on weights that lie where they are.
+
+    Args:
+        packs: as :func:`create_session` takes it.
+    """
+    options, (path, component, provider, *_) = start.options, start.place
+    model, folder = (str(path), None) if graph is None else (graph.SerializeToString(), path.parent)
     try:
         ort = create_session(
             model,
@@ -868,8 +913,9 @@ def _open_ort(
             severity=start.severity,
             data_folder=folder,
             optimization=start.optimization,
-            initializers={**own, **initializers},
+            initializers=initializers,
             pool=pool,
+            packs=packs,
         )
     except SdortError:
         raise
@@ -877,7 +923,59 @@ def _open_ort(
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
     start.tuned.apply(ort)
-    return ort, placed
+    return ort
+
+
+def _open_pieces(
+    graph: onnx.ModelProto, start: _Start, pool: MemoryPool | None, stream: DeviceStream | None
+) -> PiecewiseOrt | None:
+    """Sessions on the pieces of a graph, where the device has no memory for all of its weights; None where it has.
+
+    Raises:
+        ProviderError: the provider's memory is not reached.
+        MemoryShortageError: there is too little for the slots too.
+    """
+    options, (path, component, provider, *_) = start.options, start.place
+    if provider.on_gpu and (not provider.device or keeps_constants(provider) or not is_reachable(provider.vendor)):
+        raise ProviderError(
+            f"--offload is not for {provider.name}, whose sessions hold weights of their own",
+            component=component,
+            hint="Take rocm or cuda, or leave it out.",
+        )
+    free = free_memory(provider.vendor, options.device_id)
+    weights = placeable(graph, path, component)
+    sizes = {name: values.nbytes for name, values in weights.items()}
+    if free is None or not sizes:
+        return None
+    others = sum(tensor_nbytes(each, component) for each in graph.graph.initializer if each.name not in sizes)
+    room = free - options.step_bytes - others - spare_bytes(provider)
+    plan = plan_pieces(graph.graph, sizes, room, provider.session_bytes)
+    if plan is None:
+        return None
+    models = cut_pieces(graph, plan)
+    own = [_those_of(model, weights) for model in models]
+    vendor = provider.vendor if provider.device else ""
+    resident = PlacedWeights(own[0], vendor, options.device_id) if plan.stays else None
+    compute = stream.address if stream else options.stream
+    streamed = StreamedWeights(own[plan.stays :], vendor, options.device_id, compute)
+    sessions = []
+    for number, model in enumerate(models):
+        values = resident.initializers if resident and not number else streamed.values(number - plan.stays)
+        sessions.append(_created(model, start, values, pool, stream, packs=False))
+    seconds = plan.streamed / streamed.speed
+    tell = say if graph.graph.name.endswith(".step") else detail
+    tell(
+        f"--offload: {size_text(plan.resident)} of {size_text(sum(plan.sizes))} of the {component}'s weights stay in "
+        f"{provider.name}'s memory; {size_text(plan.streamed)} are copied in every step in {len(streamed.sizes)} "
+        f"pieces, about {seconds:.2g} s of each at {size_text(int(streamed.speed))} a second"
+    )
+    offloaded = Offloaded(plan.resident, plan.streamed, len(streamed.sizes), round(seconds, 4))
+    return PiecewiseOrt(graph, sessions, streamed, resident, offloaded, memory_of(provider, options))
+
+
+def spare_bytes(provider: Provider) -> int:
+    """Bytes of the device's memory that are left free beside weights that stay there while others take turns."""
+    return _SPARE if provider.on_gpu else 0
 
 
 def _convolves(graph: onnx.ModelProto) -> bool:

@@ -183,7 +183,7 @@ def test_the_bar_goes_from_batch_to_batch_where_all_are_denoised_first(monkeypat
 def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Weights and activations of each component, a power of ten each; the decoder's are by what is free."""
     weights = {"text_encoder": 1, "unet": 20, "vae_decoder": 300, "vae_encoder": 4000, "image_encoder": 50_000}
-    found = SimpleNamespace(weights=weights, free=10**9, left=[], closed=0, parts=0)
+    found = SimpleNamespace(weights=weights, free=10**9, left=[], closed=0, parts=0, between=0, spared=0)
 
     def case_bytes(folder: Any, case: Case, provider: Any, plan: Any = None, **_: Any) -> int:
         activations = {"text_encoder": 2, "unet": 7, "vae_decoder": 600, "vae_encoder": 8000, "image_encoder": 90}
@@ -202,6 +202,10 @@ def sums(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(low_memory, "control_bytes", lambda *_: 0)
     monkeypatch.setattr(low_memory, "control_weights", lambda request: 9 if request.control else 0)
     monkeypatch.setattr(low_memory, "generation_bytes", lambda *_: 10_000)
+    monkeypatch.setattr(low_memory, "_between", lambda *_: found.between)
+    monkeypatch.setattr(
+        low_memory, "spared_bytes", lambda folder, provider, lacking: min(max(lacking, 0), found.spared)
+    )
     return found
 
 
@@ -247,6 +251,39 @@ def test_low_memory_is_taken_where_only_that_fits(
     sums.free = free
     assert low_memory.choose_memory(BASE, [(planned(), 1)], CPU, 0) == chosen
     assert ("--memory low: all models together need" in capsys.readouterr().err) is (chosen == "low")
+
+
+def test_weights_that_take_turns_count_as_far_as_they_are_in_memory(sums: Any) -> None:
+    sums.weights["unet"], sums.parts = 20_000, 30_000
+
+    def low(free: int, **options: Any) -> int:
+        return low_memory.low_bytes(BASE, planned(**options), 1, CPU, free, offload=True)
+
+    sums.between, sums.spared = 500, 15_000
+    assert low(25_000) == 20_000 + 2 * 7 + 500
+    assert low(20_000) == 20_000
+    assert low(20_000, control=("net",), guidance_scale=1.0) == 20_000
+    assert low(2_000) == 20_000 + 2 * 7 + 500 - 15_000
+    assert low_memory.low_bytes(BASE, planned(), 1, CPU, 20_000) == 30_000
+
+
+@pytest.mark.parametrize("options", [{}, {"deep_cache": 2}, {"lora": ("a",)}])
+def test_offload_is_named_where_a_run_fits_only_with_it(options: dict[str, Any], sums: Any) -> None:
+    sums.weights["unet"], sums.spared, sums.free = 20_000, 19_000, 2_000
+    plan = planned(**options)
+    with pytest.raises(MemoryShortageError) as low:
+        low_memory.refuse_low(BASE, plan, 1, CPU, 0)
+    assert ("With --offload it fits" in str(low.value.hint)) is (not options)
+    if options:
+        assert low_memory.choose_memory(BASE, [(plan, 1)], CPU, 0) == "normal"
+        return
+    with pytest.raises(MemoryShortageError, match="the largest part of the run, loaded alone, needs about 20"):
+        low_memory.choose_memory(BASE, [(plan, 1)], CPU, 0)
+    low_memory.refuse_low(BASE, plan, 1, CPU, 0, offload=True)
+    sums.free = 800
+    with pytest.raises(MemoryShortageError, match="with --offload needs") as none:
+        low_memory.refuse_low(BASE, plan, 1, CPU, 0, offload=True)
+    assert "--offload" not in str(none.value.hint)
 
 
 def test_what_no_group_fits_into_is_refused(sums: Any) -> None:
