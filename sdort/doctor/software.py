@@ -108,9 +108,8 @@ def software_findings(software: Software, requested: str | None) -> Iterator[Fin
             yield _listed(name, software.refusals.get(name), PROBLEM if requested == name else _severity(name))
             yield from _superseding(name)
         elif name == requested:
-            step = f"Install the distribution that has it:\n{PROVIDERS[name].install}"
             message = f"{here.distribution} was built without {PROVIDERS[name].ep}"
-            yield Finding(_SECTION, name, PROBLEM, message, step)
+            yield Finding(_SECTION, name, PROBLEM, message, PROVIDERS[name].how_to_get)
 
 
 def _superseding(name: str) -> Iterator[Finding]:

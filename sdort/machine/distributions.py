@@ -27,12 +27,19 @@ REQUIREMENTS = {
     "rocm": "onnxruntime-rocm==1.22.2.post3",
     "migraphx": "onnxruntime-migraphx>=1.23",
     "cuda": "onnxruntime-gpu>=1.22",
+    "dml": "onnxruntime-directml>=1.24",
     "cpu": "onnxruntime>=1.22",
     "report": "matplotlib>=3.8",
 }
 """Requirement of each extra of sdort in pyproject.toml. sdort is on no package index, so a hint names the package."""
 
-_DEVICES = {"rocm": "AMD", "migraphx": "AMD, compiles for every GPU", "cuda": "NVIDIA", "cpu": "no GPU"}
+_DEVICES = {
+    "rocm": "AMD",
+    "migraphx": "AMD, compiles for every GPU",
+    "cuda": "NVIDIA",
+    "dml": "Windows alone: every GPU for DirectX 12",
+    "cpu": "no GPU",
+}
 
 FALLBACK = "CPUExecutionProvider"
 """The execution provider that every build has, and gives the nodes that no other takes."""

@@ -190,7 +190,8 @@ def _refusal(fusion: Fusion, after: Pattern, target: Target, size: int) -> str |
             if name:
                 inputs[parameter] = Fact(np.dtype(np.float32), tuple(size if isinstance(d, str) else d for d in dims))
         attributes = {**operator.attributes, **{key: value for key, value in given.items() if value is not None}}
-        if (reason := condition(Call(inputs, operator.outputs[: len(node.outputs)], attributes))) is not None:
+        asked = tuple(name for name, made in zip(operator.outputs, node.outputs, strict=False) if made in after.read)
+        if (reason := condition(Call(inputs, asked, attributes))) is not None:
             return reason
     return None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import platform
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from sdort.machine.distributions import FALLBACK, REQUIREMENTS, install_commands
+from sdort.machine.distributions import FALLBACK, REQUIREMENTS, install_commands, pip
 from sdort.providers.target import Target
 
 
@@ -102,6 +103,8 @@ class Provider:
     """The file in ONNX Runtime's package that has it, None where it is built in."""
     package: str = ""
     """The package that pip installs to get it; where empty, that of sdort's extra of its name."""
+    system: str = ""
+    """The only operating system that it runs on, as ``platform.system()`` calls it; empty where that is not told."""
     last_release: str = ""
     """The last release of ONNX Runtime that has it (``1.22``); empty where every release has."""
     options: Mapping[str, str] = field(default_factory=dict)
@@ -202,7 +205,21 @@ class Provider:
     @property
     def install(self) -> str:
         """The commands that install it, a line each (:func:`sdort.machine.distributions.install_commands`)."""
-        return install_commands(self.package or REQUIREMENTS[self.name])
+        return install_commands(self._requirement)
+
+    @property
+    def _requirement(self) -> str:
+        return self.package or REQUIREMENTS[self.name]
+
+    @property
+    def how_to_get(self) -> str:
+        """The next step for a user whose ONNX Runtime was built without it."""
+        if self.system in ("", platform.system()):
+            return f"Install the distribution that has it:\n{self.install}"
+        return (
+            f"It runs on {self.system} alone. There, install the distribution that has it:\n"
+            f"{pip('install', self._requirement)}"
+        )
 
     def known_options(self, version: str) -> tuple[str, KnownOptions]:
         """The release whose options hold for ``version``, and the options.

@@ -80,6 +80,11 @@ class Pattern:
         return [n for n in dict.fromkeys(declared) if n not in self.producers]
 
     @property
+    def read(self) -> frozenset[str]:
+        """Names that its nodes or its readers read; other outputs of its nodes are not asked for."""
+        return frozenset([*self.outputs, *(name for node in self.nodes for name in node.inputs)])
+
+    @property
     def root(self) -> PatternNode:
         return self.nodes[self.producers[self.outputs[0]]]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import onnx_graphsurgeon as gs
@@ -12,7 +13,7 @@ from sdort.graph.weights import cast_values
 from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import Support
 from sdort.rewrite.match import Match, Refusal, decline, is_float, refuse
-from sdort.rewrite.pattern import Capture, Pattern
+from sdort.rewrite.pattern import Capture, Pattern, PatternNode
 
 
 def substitute(
@@ -31,6 +32,7 @@ def substitute(
     tensors.update({k: editor.constant(v, k) for k, v in after.values.items()})
     attrs = {**match.attrs, **derived}
     built = _bring_to_precision(editor, after, match, tensors)
+    read = after.read
     for node in after.nodes:
         inputs = [tensors[n] if n else gs.Variable.empty() for n in node.inputs]
         values = {k: attrs[v.name] if isinstance(v, Capture) else v for k, v in node.attrs.items()}
@@ -38,6 +40,7 @@ def substitute(
         made = editor.node(node.op, inputs, values, outputs=len(node.outputs), domain=node.domain, hint=node.op)
         tensors.update({n: t for n, t in zip(node.outputs, made.outputs, strict=True) if n})
         built.append(made)
+        _unname(made, node, read)
         reason = support.unsupported(made, editor) if support else None
         if reason:
             _discard(editor, built)
@@ -58,6 +61,13 @@ def substitute(
         editor.place(made)
         editor.origins[made.name] = tuple(dict.fromkeys((*earlier, *editor.origins.get(made.name, ()))))
     return None
+
+
+def _unname(made: gs.Node, node: PatternNode, read: Collection[str]) -> None:
+    """Take the names of optional outputs that After does not read: kernels may have a node only without them."""
+    for index, name in enumerate(node.outputs):
+        if index and name not in read:
+            made.outputs[index] = gs.Variable.empty()
 
 
 def _contradict(before: Shape | None, after: Shape | None) -> bool:

@@ -58,10 +58,7 @@ def _why_not(name: str, device_id: int, libraries: tuple[tuple[str, str], ...] =
             plugin, provider, RuntimeOptions(name, device_id=device_id, ep_libraries=dict(libraries))
         )
     if provider.ep not in onnxruntime.get_available_providers():
-        return (
-            f"{installed.distribution} {installed.version} was built without {provider.ep}. "
-            f"Install the distribution that has it:\n{provider.install}"
-        )
+        return f"{installed.distribution} {installed.version} was built without {provider.ep}. {provider.how_to_get}"
     library = installed_library(provider)
     # Code for another GPU than this one loads, and then aborts the process at its first kernel.
     foreign = architecture_problem(provider, System(), library, device_id)

@@ -89,7 +89,8 @@ def test_the_next_step_is_for_the_provider_that_works_here(name: str, monkeypatc
 
     monkeypatch.setattr(provider_choice, "choose_provider", choose)
     expected = {"rocm": "--fp16 --provider rocm", "migraphx": "--fp16 --provider migraphx",
-                "cuda": "--fp16 --provider cuda", "cpu": "--provider cpu", "": "--provider cpu"}  # fmt: skip
+                "cuda": "--fp16 --provider cuda", "dml": "--fp16 --provider dml",
+                "cpu": "--provider cpu", "": "--provider cpu"}  # fmt: skip
     assert export_command._fastest() == expected.get(name, f"--provider {name}")
 
 

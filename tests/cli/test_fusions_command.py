@@ -33,12 +33,12 @@ READ = {"rocm", "migraphx", "cuda", "cpu"}
 @pytest.mark.parametrize(
     ("name", "on"),
     [
-        ("attention", {"rocm", "migraphx", "cuda", "cpu"}),
-        ("bias_split_gelu", {"rocm", "cuda"}),  # ONNX Runtime has this kernel for GPUs alone
-        ("packed_qkv", {"rocm"}),  # CUDA's kernels copy packed inputs apart, the others take none
-        ("group_norm_silu", {"rocm", "cuda"}),  # channels-last
+        ("attention", {"rocm", "migraphx", "cuda", "dml", "cpu"}),
+        ("bias_split_gelu", {"rocm", "cuda", "dml"}),  # ONNX Runtime has this kernel for GPUs alone
+        ("packed_qkv", {"rocm", "dml"}),  # CUDA's kernels copy packed inputs apart, the others take none
+        ("group_norm_silu", {"rocm", "cuda", "dml"}),  # channels-last
         ("concat_group_norm", {"rocm", "cuda"}),
-        ("gelu", {"rocm", "cuda", "cpu"}),  # MIGraphX finds Gelu itself
+        ("gelu", {"rocm", "cuda", "dml", "cpu"}),  # MIGraphX finds Gelu itself
         ("upsampling_phases", {"cpu"}),  # standard operators that all have, measured there alone
     ],
 )
@@ -75,6 +75,7 @@ def test_a_condition_of_a_kernel_is_named() -> None:
         "rocm": "off: rocm has no kernel for sdort.MultiHeadAttention",
         "migraphx": "off: migraphx has no kernel for sdort.MultiHeadAttention",
         "cuda": "on: where the library is built or --sdort-ops asks for them",
+        "dml": "off: dml has no kernel for sdort.MultiHeadAttention",
         "cpu": "off: cpu has no kernel for sdort.MultiHeadAttention",
     }
 

@@ -255,6 +255,7 @@ def test_every_listed_provider_is_loaded_on_the_gpu_that_is_named(
         "rocm": "no device",
         "migraphx": "it did not load within 300 s. Look for messages of the GPU's driver in dmesg",
         "cuda": "loading it ended the process with code -11, which said: a crash",
+        "dml": "no device",
     }
     assert found.libraries == {name: tmp_path / name for name in ("rocm", "migraphx", "cuda")}
     assert {task["device_id"] for _, task, _ in asked} == {2}

@@ -95,7 +95,7 @@ def test_steps_have_names_of_their_own_and_say_why_they_are_there() -> None:
 @pytest.mark.parametrize("disable", [(), ("nhwc",), ("conv_bias",)])
 def test_images_turn_where_the_target_has_them_so(target: str, disable: Collection[str]) -> None:
     found = done(run_of(IMAGES, target, disable=disable), "channels last")
-    turned = target in ("rocm", "cuda") and "nhwc" not in disable
+    turned = load_target(target).channels_last and "nhwc" not in disable
     assert found.get("com.microsoft.NhwcConv", 0) == 2 * turned
     assert found.get("Conv", 0) == 2 * (not turned)
 
@@ -107,7 +107,7 @@ def test_biases_move_where_images_turn(target: str, disable: Collection[str]) ->
         a = com.microsoft.NhwcConv <kernel_shape = [3, 3], pads = [1, 1, 1, 1]> (x, o, b)
         s = Add (a, z)  y = Neg (s) }"""
     found = done(run_of(text, target, disable=disable), "biases")
-    moved = target in ("rocm", "cuda") and "conv_bias" not in disable
+    moved = load_target(target).channels_last and "conv_bias" not in disable
     assert found.get("com.microsoft.BiasAdd", 0) == moved
     assert found.get("Add", 0) == (not moved)
 

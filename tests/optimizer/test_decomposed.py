@@ -74,7 +74,7 @@ def test_merged_projections_are_packed_where_the_target_packs(
     raised = next(e for e in expected_operators(config, component, "raised") if e.name == "attention")
     assert raised.count == report.operators_raised["Attention"] == count
     inputs = Counter(len(node.inputs) for node in model.graph.nodes if node.op == "MultiHeadAttention")
-    packs = target == "rocm" and component == "unet"
+    packs = target in ("rocm", "dml") and component == "unet"
     if f"{MICROSOFT}.MultiHeadAttention" not in load_target(target).conditions:
         count = 0
     assert inputs == (

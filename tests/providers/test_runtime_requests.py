@@ -78,6 +78,7 @@ WANTED: dict[str, dict[str, dict[str, str]]] = {
         "stream": {"user_compute_stream": "4096"},
     },
     "migraphx": {"always": {"device_id": "3"}, "tuning": {"migraphx_exhaustive_tune": "1"}},
+    "dml": {"always": {"device_id": "3"}, "tuning": {}},
     "cpu": {"always": {}, "tuning": {}},
 }
 """What each request adds to the options that ONNX Runtime gets."""
@@ -173,9 +174,9 @@ def test_options_are_those_of_the_first_release_that_is_not_older() -> None:
 
 
 def test_a_provider_is_numbered_if_a_release_takes_a_device() -> None:
-    assert {name for name, provider in PROVIDERS.items() if provider.numbered} == {"rocm", "migraphx", "cuda"}
+    assert {name for name, provider in PROVIDERS.items() if provider.numbered} == {"rocm", "migraphx", "cuda", "dml"}
     assert {name for name, provider in PROVIDERS.items() if provider.is_fallback} == {"cpu"}
-    assert {name for name, provider in PROVIDERS.items() if provider.on_gpu} == {"rocm", "migraphx", "cuda"}
+    assert {name for name, provider in PROVIDERS.items() if provider.on_gpu} == {"rocm", "migraphx", "cuda", "dml"}
     newer = replace(CPU, releases={"1.0": {"x": flag(False)}, "1.1": {"device_id": number(0)}})
     assert newer.numbered
 
@@ -193,7 +194,8 @@ def test_what_can_be_tuned_and_what_is_said_of_it(
 
     monkeypatch.setattr(session_settings, "resolve", resolve)
     provider, options = PROVIDERS[name], RuntimeOptions(name, custom_ops="on")
-    searched = {"rocm": "kernels", "migraphx": "kernels", "cuda": "own" if built else ""}.get(name, "")
+    own = "own" if built else ""
+    searched = {"rocm": "kernels", "migraphx": "kernels", "cuda": own, "dml": own}.get(name, "")
     assert can_tune(provider, options) is bool(searched)
     remark = tuning_remark(provider, replace(options, tuning=True))
     assert (
@@ -204,7 +206,7 @@ def test_what_can_be_tuned_and_what_is_said_of_it(
             "": f"--tuning has no effect on {name}: that provider has nothing to search",
         }[searched]
     )
-    assert set(asked) == ({"on"} if name == "cuda" else set())
+    assert set(asked) == ({"on"} if name in ("cuda", "dml") else set())
     assert bool(tuning_remark(provider, options)) == (name == "rocm")
 
 
@@ -251,6 +253,8 @@ ABILITIES: dict[str, dict[str, Any]] = {
     "cuda": {"vendor": "nvidia", "device": "cuda", "uses_miopen": False, "programs": "", "exact": {"use_tf32": "0"},
              "preload": True, "constant_weights": {"NhwcConv"}, "precisions": set(), "bf16": {},
              "channels_last": True, "rank": 30},
+    "dml": {"vendor": "directx", "device": None, "uses_miopen": False, "programs": "", "exact": {}, "preload": False,
+            "constant_weights": set(), "precisions": set(), "bf16": {}, "channels_last": True, "rank": 40},
     "cpu": {"vendor": "", "device": None, "uses_miopen": False, "programs": "", "exact": {}, "preload": False,
             "constant_weights": set(), "precisions": set(), "bf16": {}, "channels_last": False, "rank": 1000},
 }  # fmt: skip

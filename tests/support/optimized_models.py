@@ -16,13 +16,13 @@ from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import load_model
 from sdort.optimizer.expected import architecture, expected_operators
-from sdort.providers import load_target
+from sdort.providers import PROVIDER_NAMES, load_target
 from sdort.workload.samples import Sample
 
 Exported = Callable[[Case], Path]
 
 
-CHANNELS_LAST = ("cuda", "rocm")
+CHANNELS_LAST = tuple(name for name in PROVIDER_NAMES if load_target(name).channels_last)
 
 
 @lru_cache
@@ -64,7 +64,7 @@ def check_structure(case: Case, target: str, model: Model, report: ComponentRepo
         inputs = Counter(len(node.inputs) for node in model.graph.nodes if node.op == "MultiHeadAttention")
         own, cross = parts["attention_self"], parts["attention_cross"]
         assert inputs == (
-            {1: own, 2: cross} if target == "rocm" else {3: own + cross}
+            {3: own + cross} if target == "cuda" else {1: own, 2: cross}
         )  # cuda's kernels copy packed ones
     if not case.dynamic:
         residue = {"Shape", "Gather", "Slice", "Range"} & set(report.operators)
@@ -77,7 +77,7 @@ def counts(report: ComponentReport) -> dict[str, int]:
 
 def declined(case: Case, target: str) -> set[str]:
     """Expectations that the tiny sizes put out of reach of a GPU's kernels; see the models' comments."""
-    if target not in CHANNELS_LAST or case.family not in models.UNET_CONFIGS:
+    if target not in ("cuda", "rocm") or case.family not in models.UNET_CONFIGS:
         return set()
     geglu = set() if case.family == "sd1_geglu" else {"geglu", "gelu"}
     return geglu | ({"group_norm", "group_norm_silu"} if case.family == "sd1_odd_groups" else set())
