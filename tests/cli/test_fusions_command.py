@@ -26,7 +26,7 @@ def test_all_are_listed_and_described() -> None:
     assert [name for name in found if not any(line.startswith(f"{name} ") for line in printed)] == []
 
 
-READ = {"rocm", "migraphx", "cuda", "cpu"}
+READ = {"rocm", "migraphx", "cuda", "dml", "cpu"}
 """The targets whose kernels' sources were read for what is told here; another one's are told in tests of its own."""
 
 
