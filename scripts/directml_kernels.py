@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """The kernels of DirectML's execution provider, out of a wheel of onnxruntime-directml: no Windows is needed.
 
-    python -m pip download --no-deps --platform win_amd64 --only-binary=:all: onnxruntime-directml==1.24.4
     python scripts/directml_kernels.py onnxruntime_directml-1.24.4-cp311-cp311-win_amd64.whl
+
+pip downloads such a wheel anywhere, where it is told a platform (win_amd64) and that no source will do.
 
 Prints a line for each operator: its domain, its name and the opsets from which it has a kernel. They are the rows of
 the table in OperatorRegistration.cpp (microsoft/onnxruntime), which lies in the library as constants. What is
