@@ -216,7 +216,9 @@ class Runner:
 
 def last_lines(log: Path) -> str:
     """The end of a log, set off from what is around it."""
-    return "".join(f"    | {line}\n" for line in log.read_text(errors="replace").splitlines()[-SHOWN:]).rstrip("\n")
+    return "".join(
+        f"    | {line}\n" for line in log.read_text(encoding="utf-8", errors="replace").splitlines()[-SHOWN:]
+    ).rstrip("\n")
 
 
 def pack(folder: Path) -> Path:

@@ -105,7 +105,7 @@ def served(pipeline: str | Path, *options: str) -> Iterator[Served]:
     """
     command = [sys.executable, "-m", "sdort", "serve", str(pipeline), "--port", "0", "--queue", str(CONNECTIONS)]
     with (
-        tempfile.TemporaryFile("w+") as log,
+        tempfile.TemporaryFile("w+", encoding="utf-8") as log,
         subprocess.Popen([*command, *options], stdout=subprocess.DEVNULL, stderr=log) as server,
     ):
         try:

@@ -635,7 +635,7 @@ def choose(case: Case, provider: str, library: Path, variant: str) -> None:
     where, names = variants(case, provider, library)
     if variant not in names:
         raise ValueError(f"{case.label} has the variants {', '.join(names)}, not {variant}")
-    Path(os.environ["SDORT_OPS_TUNING"]).write_text(f"{where}\t{variant}\t0\n")
+    Path(os.environ["SDORT_OPS_TUNING"]).write_text(f"{where}\t{variant}\t0\n", encoding="utf-8")
 
 
 class Failed(Exception):
@@ -761,7 +761,7 @@ def main() -> int:
         os.environ["SDORT_OPS_PROVIDER"] = args.provider
         rows, failures = run(args)
         tuning = Path(os.environ["SDORT_OPS_TUNING"])
-        table = tuning.read_text() if tuning.exists() else ""
+        table = tuning.read_text(encoding="utf-8") if tuning.exists() else ""
     copy = None
     if args.provider != "cpu":
         try:

@@ -92,6 +92,10 @@ list(APPEND files ${table})
 string(APPEND assembly ".hidden sdort_shipped_table\n.global sdort_shipped_table\nsdort_shipped_table:\n.incbin \"${table}\"\n"
                        ".hidden sdort_shipped_table_end\n.global sdort_shipped_table_end\nsdort_shipped_table_end:\n")
 string(APPEND assembly ".section .note.GNU-stack,\"\",@progbits\n")
+if(WIN32)  # whose object files hide what is not exported, and name their sections otherwise
+  string(REGEX REPLACE "\\.hidden [^\n]+\n|\\.section \\.note[^\n]+\n" "" assembly "${assembly}")
+  string(REPLACE ".section .rodata" ".section .rdata,\"dr\"" assembly "${assembly}")
+endif()
 file(CONFIGURE OUTPUT ${code_folder}/code_objects.S CONTENT "${assembly}" @ONLY)
 file(CONFIGURE OUTPUT ${code_folder}/code_objects.cpp CONTENT "#include \"driver/code_objects.h\"
 ${declarations}

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "driver/error.h"
+#include "driver/shared_library.h"
 
 namespace sdort {
 namespace {
@@ -66,8 +67,6 @@ bool add_direct(const std::string& name, const Direct& direct) {
 }
 
 }  // namespace sdort
-
-#define SDORT_EXPORT extern "C" __attribute__((visibility("default")))
 
 using namespace sdort;
 

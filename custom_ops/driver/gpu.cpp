@@ -1,13 +1,12 @@
 #include "gpu.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 
 #include "error.h"
+#include "shared_library.h"
 
 namespace sdort {
 namespace {
@@ -55,13 +54,18 @@ constexpr int kCudaMaxDynamicShared = 8;  // of a function
 }  // namespace
 
 void* driver_library(Vendor vendor) {
+#ifdef _WIN32
+    static const char* const hip[] = {"amdhip64_7.dll", "amdhip64_6.dll", nullptr};
+    static const char* const cuda[] = {"nvcuda.dll", nullptr};
+#else
     static const char* const hip[] = {"libamdhip64.so.7", "libamdhip64.so.6", "libamdhip64.so.5", "libamdhip64.so", nullptr};
     static const char* const cuda[] = {"libcuda.so.1", nullptr};
+#endif
     const char* const* names = vendor == Vendor::kHip ? hip : cuda;
     // The one that is already loaded first: a second runtime in one process would have its own streams and memory.
-    for (const int flags : {RTLD_NOW | RTLD_NOLOAD, RTLD_NOW})
+    for (void* (*const find)(const char*) : {loaded_library, load_library})
         for (const char* const* name = names; *name; ++name)
-            if (void* library = dlopen(*name, flags)) return library;
+            if (void* library = find(*name)) return library;
     return nullptr;
 }
 
@@ -69,7 +73,7 @@ namespace {
 
 template <class Function>
 bool find(void* library, const char* name, Function& function) {
-    function = reinterpret_cast<Function>(dlsym(library, name));
+    function = reinterpret_cast<Function>(symbol_of(library, name));
     return function != nullptr;
 }
 

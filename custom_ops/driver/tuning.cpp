@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <map>
 #include <mutex>
@@ -73,9 +73,11 @@ void write(const std::string& path, const Table& table) {
     for (const auto& [where, entry] : table)
         file << where.first << '\t' << where.second << '\t' << entry.variant << '\t' << entry.microseconds << '\n';
     file.close();
-    if (!file || std::rename(temporary.c_str(), path.c_str()) != 0) {
+    std::error_code error(file ? 0 : errno, std::generic_category());
+    if (file) std::filesystem::rename(temporary, path, error);  // which replaces a file on Windows too
+    if (!file || error) {
         std::remove(temporary.c_str());
-        throw Error("cannot write the tuning table " + path + ": " + std::strerror(errno));
+        throw Error("cannot write the tuning table " + path + ": " + error.message());
     }
 }
 

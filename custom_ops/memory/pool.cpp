@@ -6,8 +6,6 @@
 //
 // ONNX Runtime takes one allocator for all sessions that ask for such a one (RegisterAllocator). Which pool it allocates from, the
 // thread says: a session is opened and run by the thread that calls it. What is freed is found by its address.
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <map>
 #include <memory>
@@ -19,6 +17,7 @@
 
 #include "blocks.h"
 #include "driver/error.h"
+#include "driver/shared_library.h"
 #include "reserved.h"
 #include "runtime/operator.h"
 
@@ -107,8 +106,8 @@ const char* memory_name(Place place) { return place == kOnCpu ? "Cpu" : place ==
 // Throws std::bad_alloc through ONNX Runtime, which goes on with a null pointer otherwise: as its own C++ runtime does, which is
 // not the one that is linked into this library.
 [[noreturn]] void throw_shortage() {
-    void* const runtime = dlopen("libstdc++.so.6", RTLD_NOW | RTLD_NOLOAD);
-    const auto find = [&](const char* name) { return runtime ? dlsym(runtime, name) : nullptr; };
+    void* const runtime = loaded_library("libstdc++.so.6");
+    const auto find = [&](const char* name) { return runtime ? symbol_of(runtime, name) : nullptr; };
     const auto allocate = reinterpret_cast<void* (*)(size_t)>(find("__cxa_allocate_exception"));
     const auto raise_it = reinterpret_cast<void (*)(void*, void*, void (*)(void*))>(find("__cxa_throw"));
     const auto table = static_cast<void**>(find("_ZTVSt9bad_alloc"));
@@ -157,8 +156,6 @@ void install(Place place, int device) {
 
 }  // namespace
 }  // namespace sdort
-
-#define SDORT_EXPORT extern "C" __attribute__((visibility("default")))
 
 using namespace sdort;
 

@@ -1,6 +1,5 @@
 #include "reserved.h"
 
-#include <dlfcn.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "driver/error.h"
+#include "driver/shared_library.h"
 
 namespace sdort {
 namespace {
@@ -82,7 +82,7 @@ VirtualMemory virtual_memory(Vendor vendor) {
     const std::string prefix = hip ? "hip" : "cu";
     VirtualMemory found{};
     const auto find = [&](auto& function, const std::string& name) {
-        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(library, name.c_str()));
+        function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(symbol_of(library, name.c_str()));
         if (!function) throw Error("the driver has no " + name);
     };
     find(found.total, hip ? "hipDeviceTotalMem" : "cuDeviceTotalMem_v2");

@@ -1,4 +1,5 @@
 // What this library holds, for people and for `sdort ops list`: works without ONNX Runtime in the process.
+#include "driver/shared_library.h"
 #include "operator.h"
 
 namespace sdort {
@@ -34,7 +35,7 @@ std::string describe() {
 }  // namespace
 }  // namespace sdort
 
-extern "C" __attribute__((visibility("default"))) const char* sdort_ops_describe() {
+SDORT_EXPORT const char* sdort_ops_describe() {
     static const std::string text = sdort::describe();
     return text.c_str();
 }

@@ -13,6 +13,7 @@
 #include <set>
 #include <sstream>
 
+#include "driver/shared_library.h"
 #include "operator.h"
 
 namespace sdort {
@@ -226,8 +227,7 @@ OrtStatus* register_operators(OrtSessionOptions* options) {
 }  // namespace
 }  // namespace sdort
 
-extern "C" __attribute__((visibility("default"))) OrtStatus* RegisterCustomOps(OrtSessionOptions* options,
-                                                                                  const OrtApiBase* base) {
+SDORT_EXPORT OrtStatus* RegisterCustomOps(OrtSessionOptions* options, const OrtApiBase* base) {
     using namespace sdort;
     if (!ort) ort = base->GetApi(ORT_API_VERSION);
     if (!ort) {

@@ -8,6 +8,7 @@
 
 #include "direct/direct.h"
 #include "driver/error.h"
+#include "driver/shared_library.h"
 #include "operators/attention/attention.h"
 #include "operators/bias_add/bias_add.h"
 #include "operators/bias_split_gelu/bias_split_gelu.h"
@@ -282,7 +283,7 @@ void add_all(const char* key) {
 
 // Has torch call these kernels for tensors of the CPU, launched on `cpu`, and of GPUs, launched on `gpu`; both are places of
 // direct.h. To be called after the operators were defined. 0; or -1, with the reason in sdort_kernel_error().
-extern "C" __attribute__((visibility("default"))) int64_t sdort_torch_register(int cpu, int gpu) {
+SDORT_EXPORT int64_t sdort_torch_register(int cpu, int gpu) {
     using namespace sdort;
     return guarded([&]() -> int64_t {
         static const bool added = (torch::add_all("CPU"), torch::add_all("CUDA"), true);

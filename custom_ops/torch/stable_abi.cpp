@@ -1,22 +1,25 @@
 #include "stable_abi.h"
 
-#include <dlfcn.h>
-
 #include <string>
 
 #include "driver/error.h"
+#include "driver/shared_library.h"
 
 namespace sdort::torch {
 namespace {
 
-void* loaded(const char* name) { return dlopen(name, RTLD_NOW | RTLD_NOLOAD); }
+#ifdef _WIN32
+constexpr const char *kOnCpu = "torch_cpu.dll", *kOnCuda = "torch_cuda.dll", *kOnHip = "torch_hip.dll";
+#else
+constexpr const char *kOnCpu = "libtorch_cpu.so", *kOnCuda = "libtorch_cuda.so", *kOnHip = "libtorch_hip.so";
+#endif
 
 StableAbi find_all() {
-    void* const library = loaded("libtorch_cpu.so");
-    if (!library) throw Error("no libtorch_cpu.so is loaded in this process");
+    void* const library = loaded_library(kOnCpu);
+    if (!library) throw Error(std::string("no ") + kOnCpu + " is loaded in this process");
     StableAbi abi{};
     const auto find = [library](const char* name, auto& function) {
-        void* const found = dlsym(library, name);
+        void* const found = symbol_of(library, name);
         if (!found) throw Error(std::string("torch 2.10 or later is needed: this one has no ") + name);
         function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(found);
     };
@@ -41,10 +44,10 @@ StableAbi find_all() {
     find("aoti_torch_library_init_impl", abi.implement);
     find("aoti_torch_library_impl", abi.add);
     find("torch_parallel_for", abi.parallel_for);
-    for (const char* const name : {"libtorch_cuda.so", "libtorch_hip.so"})
-        if (void* const gpus = loaded(name); gpus && !abi.current_stream)
+    for (const char* const name : {kOnCuda, kOnHip})
+        if (void* const gpus = loaded_library(name); gpus && !abi.current_stream)
             abi.current_stream =
-                reinterpret_cast<decltype(abi.current_stream)>(dlsym(gpus, "aoti_torch_get_current_cuda_stream"));
+                reinterpret_cast<decltype(abi.current_stream)>(symbol_of(gpus, "aoti_torch_get_current_cuda_stream"));
     return abi;
 }
 

@@ -6,7 +6,6 @@ leaves a part of it, which is cut off. So no image is lost, and none is drawn tw
 
 from __future__ import annotations
 
-import fcntl
 import io
 import json
 import os
@@ -20,6 +19,7 @@ from sdort.errors import BadModelError, OutputError
 from sdort.files.input_file import open_input
 from sdort.files.json_text import parse_json
 from sdort.generation.resumed_prompts import record_in
+from sdort.machine.os_calls import os_calls
 
 IMAGES, SET_ASIDE = "images.jsonl", "set_aside.jsonl"
 """Files beside the images: the journal, and the lines that nothing could be drawn of in the last run."""
@@ -153,9 +153,9 @@ def open_journal(folder: Path) -> Iterator[Journal]:
 def _open_locked(path: Path) -> int:
     """A descriptor of the file, which this process alone has."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+        descriptor = os_calls.open_file(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, links=False)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os_calls.lock(descriptor)
         except BlockingIOError as error:
             os.close(descriptor)
             raise OutputError(
@@ -194,9 +194,8 @@ class SetAside:
         if line in self._lines:
             return
         self._lines.add(line)
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
-            descriptor = os.open(self._path, flags, 0o666)
+            descriptor = os_calls.open_file(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, links=False)
         except OSError as error:
             raise OutputError(f"cannot write {self._path}: {error.strerror}") from error
         try:

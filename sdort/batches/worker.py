@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import platform
 import time
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -149,14 +150,14 @@ def same_folder(path: Path, model_hash: str, tuning: bytes | None) -> PipelineFo
         unpack_tuning(tuning)
     if not path.is_dir():
         raise BadModelError(
-            f"{path} is not on the machine {os.uname().nodename}",
+            f"{path} is not on the machine {platform.node()}",
             hint="Every machine of the cluster needs the pipeline, and all files that are named, at the same paths: a "
             "shared disk or copies.",
         )
     folder = open_folder(path)
     if folder.model_hash != model_hash:
         raise BadModelError(
-            f"{path} on the machine {os.uname().nodename} is another pipeline than here",
+            f"{path} on the machine {platform.node()} is another pipeline than here",
             hint="Copy the pipeline to it anew.",
         )
     return folder

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+
+from sdort.machine.os_calls import os_calls
 
 _SYSTEM = Path("/sys/devices/system/cpu")
 _SHORTEST = 0.2
@@ -91,7 +92,7 @@ def read_conditions() -> Conditions:
     """The state of this machine now; what it does not tell counts as undisturbed."""
     import psutil
 
-    usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    usable = os_calls.usable_cpus()
     cpus = psutil.cpu_times(percpu=True)
     process = psutil.Process()
     own = sum(process.cpu_times()[:4])  # user and system time, its own and that of children which ended
@@ -118,6 +119,6 @@ def _busy(times: dict[str, float]) -> float:
 
 def _read(file: Path) -> str:
     try:
-        return file.read_text().strip() or "0"
+        return file.read_text(encoding="utf-8").strip() or "0"
     except OSError:
         return "0"

@@ -11,18 +11,18 @@ from __future__ import annotations
 
 import atexit
 import os
-import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
 from sdort.errors import SIGNAL_WORDS, SdortError
+from sdort.machine.os_calls import os_calls
 
 _PATIENCE = 1.0
 """Seconds after which people are told why nothing seems to happen."""
@@ -54,13 +54,11 @@ def received() -> int | None:
 
 def install() -> None:
     """Handle signals from now on, but for those that the process was started to ignore (``nohup``, a shell's ``&``)."""
-    reader, writer = os.pipe()
-    os.set_blocking(writer, False)
-    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-    os.register_at_fork(after_in_child=_disown)
-    threading.Thread(target=_watch, args=(reader, threading.get_ident()), daemon=True).start()
+    numbers = os_calls.signal_numbers()
+    os_calls.after_fork(_disown)
+    threading.Thread(target=_watch, args=(numbers, threading.get_ident()), daemon=True).start()
     sys.unraisablehook = _unraisable
-    signal.signal(signal.SIGALRM, _raise)
+    signal.signal(os_calls.WAKING, _raise)
     atexit.register(_end)  # the first one, so it runs after all others
     for signum in SIGNAL_WORDS:
         if signal.getsignal(signum) is not signal.SIG_IGN:
@@ -159,11 +157,11 @@ def _unraisable(caught: Any) -> None:
         sys.__unraisablehook__(caught)
 
 
-def _watch(reader: int, main_thread: int) -> None:
+def _watch(numbers: Callable[[float | None], bytes], main_thread: int) -> None:
     count, since, told = 0, 0.0, False
     while True:
-        if select.select([reader], [], [], _AGAIN if count else None)[0]:
-            for signum in os.read(reader, 64):
+        if came := numbers(_AGAIN if count else None):
+            for signum in came:
                 # A server has handlers of its own while it runs, and ends in order.
                 if signum in SIGNAL_WORDS and signal.getsignal(signum) is _handle:
                     count += 1
@@ -171,7 +169,7 @@ def _watch(reader: int, main_thread: int) -> None:
                     _react(count, signum)
         elif _received is None or _due:
             _stop_runs()  # one may have begun since
-            signal.pthread_kill(main_thread, signal.SIGALRM)
+            os_calls.wake(main_thread)
             if not told and not _raised and time.monotonic() >= since + _PATIENCE:
                 told = True
                 _tell("stopping; Ctrl-C again ends it at once")

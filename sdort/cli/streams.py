@@ -6,7 +6,6 @@ cleaned here: click's usage errors, tracebacks, warnings and loggers of librarie
 
 from __future__ import annotations
 
-import errno
 import io
 import os
 import sys
@@ -17,6 +16,7 @@ import click
 
 from sdort.errors import OutputError
 from sdort.errors.plain_text import printable, without_unsafe_advice
+from sdort.machine.os_calls import os_calls
 
 READER_GONE = 141
 """The exit code where who read stdout has gone (``| head``): that of SIGPIPE, as shells report it. Nothing is said."""
@@ -69,7 +69,7 @@ class _Results(io.TextIOWrapper):
 
     def _fail(self, error: OSError) -> NoReturn:
         _lead_nowhere(1)  # what is still in the buffer fails no second time
-        if error.errno == errno.EPIPE:
+        if error.errno in os_calls.READER_GONE:
             raise click.exceptions.Exit(READER_GONE) from error
         hint = "Write it to a file with room, or leave stdout open."
         raise OutputError(f"cannot write the result to stdout: {error.strerror or error}", hint=hint) from error

@@ -17,6 +17,7 @@ from sdort.errors import BadModelError, OutputError
 from sdort.files.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
 from sdort.files.user_folders import checked_folder, models_folder, schedules_folder, traces_folder
 from sdort.files.verified_cache import is_entry
+from sdort.machine.os_calls import os_calls
 from sdort.machine.version import __version__
 from sdort.operator_library.library import RECORD, libraries_folder, tuning_table
 from sdort.pipelines.model_cache import KEPT, read_kept
@@ -166,7 +167,7 @@ def temporary() -> Iterator[CacheEntry]:
     for path in _children(Path(tempfile.gettempdir())):
         is_ours = path.name.removeprefix(_REMOVED).startswith(TEMPORARY_PREFIX)
         with suppress(OSError):
-            if is_ours and os.path.isdir(path) and path.stat().st_uid == os.getuid():
+            if is_ours and os.path.isdir(path) and os_calls.is_own(path.stat()):
                 yield _entry(TEMPORARY, path, in_use=not is_abandoned(path))
 
 

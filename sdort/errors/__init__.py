@@ -11,7 +11,13 @@ from collections.abc import Iterable
 
 from sdort.errors.plain_text import printable
 
-SIGNAL_WORDS = {signal.SIGINT: "interrupted", signal.SIGTERM: "terminated", signal.SIGHUP: "the terminal has gone"}
+_WORDS = {
+    "SIGINT": "interrupted",
+    "SIGTERM": "terminated",
+    "SIGHUP": "the terminal has gone",
+    "SIGBREAK": "interrupted",  # Windows' own, which has no SIGHUP
+}
+SIGNAL_WORDS = {signum: _WORDS[signum.name] for signum in signal.Signals if signum.name in _WORDS}
 """The signals that end a command, and what it then says; its exit code is 128 and the signal's number."""
 
 

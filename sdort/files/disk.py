@@ -117,4 +117,4 @@ def existing(folder: Path) -> Path:
     """``folder``, or the nearest of those above it that exists."""
     # Not Path.exists, which raises where a folder above may not be entered.
     folder = folder.absolute()
-    return next((parent for parent in (folder, *folder.parents) if os.path.exists(parent)), Path("/"))
+    return next((parent for parent in (folder, *folder.parents) if os.path.exists(parent)), Path(folder.anchor))

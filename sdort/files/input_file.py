@@ -15,10 +15,8 @@ from pathlib import Path
 from typing import BinaryIO
 
 from sdort.errors import BadModelError
+from sdort.machine.os_calls import os_calls
 from sdort.tables import size_text
-
-# Non-blocking: a named pipe opens at once, to be refused. Never the process's terminal.
-_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
 
 
 @contextmanager
@@ -45,7 +43,7 @@ def open_input(
     """
     name = f"{what} {path}".lstrip()
     try:
-        descriptor = os.open(path, _FLAGS | (0 if links else os.O_NOFOLLOW))
+        descriptor = os_calls.open_file(path, links=links)
     except (OSError, ValueError) as error:  # ValueError: a name with a NUL
         raise BadModelError(f"cannot read {name}: {_reason(error)}", hint=hint, component=component) from error
     try:

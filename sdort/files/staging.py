@@ -8,9 +8,7 @@ and who has just made a file or folder and does not get its lock makes another: 
 
 from __future__ import annotations
 
-import ctypes
 import errno
-import fcntl
 import glob
 import os
 import secrets
@@ -25,6 +23,7 @@ from typing import BinaryIO
 
 from sdort.console import detail
 from sdort.errors import OutputError
+from sdort.machine.os_calls import os_calls
 
 TEMPORARY_PREFIX = "sdort-tmp-"
 """Beginning of the names of :func:`temporary_folder`."""
@@ -35,8 +34,6 @@ It may raise OSError where another process changes the folder meanwhile."""
 
 _WAIT_S = 0.1
 """Seconds between two looks at whether another process is done."""
-_AT_FDCWD = -100
-_RENAME_EXCHANGE = 2  # linux/fs.h
 
 
 def why_not_empty(folder: Path) -> str | None:
@@ -131,7 +128,7 @@ def staged_file(path: Path, *, overwrite: bool = True, regular: bool = False) ->
             if overwrite:
                 if regular:
                     refuse_odd(path)
-                os.replace(stage, path)
+                os_calls.replace(stage, path)
             else:
                 _name_new(stage, path)
         finally:
@@ -166,7 +163,7 @@ def scratch_folder(parent: Path, prefix: str, name: str = "") -> Iterator[Path]:
     """
     for leftover in parent.glob(f"{glob.escape(prefix)}*"):
         with suppress(OSError):  # another process was faster
-            if leftover.lstat().st_uid == os.getuid():
+            if os_calls.is_own(leftover.lstat()):
                 remove_abandoned(leftover)
     folder, lock = _locked_folder(lambda: parent / f"{prefix}{name}{secrets.token_hex(8)}", 0o700)
     try:
@@ -179,10 +176,10 @@ def scratch_folder(parent: Path, prefix: str, name: str = "") -> Iterator[Path]:
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
     """A lock on a folder that processes share while the block runs: it is no leftover (:func:`is_abandoned`)."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    descriptor = os_calls.open_lock(folder)
     try:
         with suppress(OSError):  # a file system without locks: nothing will be cleaned there either
-            fcntl.flock(descriptor, fcntl.LOCK_SH)
+            os_calls.lock(descriptor, shared=True, wait=True)
         yield
     finally:
         os.close(descriptor)
@@ -213,9 +210,9 @@ def locked(path: Path, waiting: Callable[[], AbstractContextManager[object]] = n
 
 def _try_lock(path: Path) -> int | None:
     """A descriptor that holds the lock on a file; None where another process does."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o666)
+    descriptor = os_calls.open_file(path, os.O_RDWR | os.O_CREAT, links=False)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os_calls.lock(descriptor)
     except BlockingIOError:
         os.close(descriptor)
         return None
@@ -340,7 +337,7 @@ def _belongs_to(path: Path, source: Path) -> bool:
 def _open_stage(path: Path) -> tuple[Path, int]:
     while True:
         stage = _stage_name(path)
-        descriptor = os.open(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        descriptor = os_calls.open_file(stage, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
         if _is_locked(stage, descriptor):
             return stage, descriptor
         os.close(descriptor)
@@ -437,7 +434,7 @@ def _leftovers(out: Path) -> Iterator[Path]:
 def _is_locked(stage: Path, descriptor: int) -> bool:
     """Lock what was just made; False if another process took it for a leftover before it was locked."""
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os_calls.lock(descriptor)
     except BlockingIOError:
         return False
     except OSError:  # a file system without locks: nothing will be cleaned there either
@@ -451,7 +448,7 @@ def _locked_folder(name: Callable[[], Path], mode: int) -> tuple[Path, int]:
         folder = name()
         folder.mkdir(mode)
         with suppress(FileNotFoundError):  # taken for a leftover
-            lock = os.open(folder, os.O_RDONLY)
+            lock = os_calls.open_lock(folder)
             if _is_locked(folder, lock):
                 return folder, lock
             os.close(lock)
@@ -499,13 +496,13 @@ def is_abandoned(path: Path) -> bool:
 def abandoned(path: Path) -> Iterator[bool]:
     """:func:`is_abandoned`; no process can make it its own until the block ends."""
     try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os_calls.open_lock(path)
     except OSError:
         yield False
         return
     try:
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            os_calls.lock(descriptor)
         except OSError:
             yield False
         else:
@@ -519,10 +516,10 @@ def _swap(stage: Path, out: Path, overwrite: bool, why_foreign: WhyForeign) -> N
     try:
         if not overwrite or not out.exists():
             stage.rename(out)  # fails where another run has put its result in this very moment
-        elif exchange(stage, out):
+        elif os_calls.exchange(stage, out):
             # Nobody puts anything there by its name any more: what came since it was looked at is seen now.
             if kept := why_foreign(stage):
-                exchange(stage, out)
+                os_calls.exchange(stage, out)
                 raise _not_replaced(out, kept)
         else:
             _swap_in_two(stage, out, why_foreign)
@@ -543,21 +540,6 @@ def _swap_in_two(stage: Path, out: Path, why_foreign: WhyForeign) -> None:
         old.rename(out)
         raise
     _remove(old)
-
-
-def exchange(first: Path, second: Path) -> bool:
-    """Swap two folders in one step; False if the system or file system cannot."""
-    try:
-        renameat2 = ctypes.CDLL(None, use_errno=True).renameat2
-    except AttributeError:
-        return False
-    names = os.fsencode(first), os.fsencode(second)
-    if renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
-        return False
-    raise OSError(code, os.strerror(code), str(second))
 
 
 def _remove(folder: Path) -> None:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import struct
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -21,6 +19,7 @@ from sdort.generation.pictures.terminal_picture import draw
 from sdort.generation.pipeline import TextToImage
 from sdort.generation.requests.typed_options import PreviewOptions
 from sdort.graph.signature import Array
+from sdort.machine.os_calls import os_calls
 from sdort.machine.terminal import Graphics, terminal_graphics
 from sdort.providers.runtime_options import RuntimeOptions
 
@@ -129,14 +128,4 @@ def side_by_side(images: list[Array]) -> Array:
 
 def _cell() -> tuple[int, int]:
     """Pixels of a character's width and height, as the terminal says, or as they usually are."""
-    import fcntl
-    import termios
-
-    try:
-        answer = fcntl.ioctl(sys.stderr.fileno(), termios.TIOCGWINSZ, bytes(8))
-    except (OSError, ValueError):
-        return 10, 20
-    rows, columns, width, height = struct.unpack("HHHH", answer)
-    if not (rows and columns and width and height):
-        return 10, 20
-    return max(1, width // columns), max(1, height // rows)
+    return os_calls.character_size() or (10, 20)

@@ -136,7 +136,7 @@ def profile_run(session: Session, feeds: Mapping[str, Array]) -> list[dict[str, 
         session.run(feeds)
     path = Path(session.ort.end_profiling())
     try:
-        events: list[dict[str, Any]] = json.loads(path.read_text())
+        events: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         detail(f"{session.component}: ONNX Runtime's profile cannot be read: {error}")
         return []

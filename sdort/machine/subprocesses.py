@@ -5,25 +5,22 @@ from __future__ import annotations
 import json
 import math
 import os
-import selectors
 import shutil
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 from sdort.console import detail
 from sdort.errors import SdortError
+from sdort.machine.os_calls import os_calls
 from sdort.tables import size_text
 
 OUTPUT_LIMIT = 64 * 2**20
 """Upper bound in bytes of what a program prints; one that prints more is ended."""
 
-_SUPERVISOR = Path(__file__).with_name("supervisor.py")
-_BLOCK = 2**16
 _PATIENCE = 5.0
 """Seconds that a program may take to be killed; one that waits for a lost device takes forever."""
 
@@ -61,8 +58,8 @@ def run_child(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, without a terminal and without input.
 
-    It runs in a session of its own under a supervisor (:mod:`sdort.machine.supervisor`), which kills it and all its
-    descendants when this process ends, or when an exception (Ctrl-C too) breaks this call off.
+    It and all its descendants are killed when this process ends, or when an exception (Ctrl-C too) breaks this call
+    off.
 
     Args:
         environ: environment variables; by default this process's.
@@ -121,23 +118,12 @@ def run_worker(
 def _supervised(
     command: Sequence[str], environ: Mapping[str, str] | None, merge: bool
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """The supervisor of a command, which runs no longer than the block."""
-    lifeline, end = os.pipe()
+    """A command's process, which runs no longer than the block."""
     process = None
     try:
-        process = subprocess.Popen(
-            [sys.executable, "-I", "-S", str(_SUPERVISOR), str(lifeline), *command],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT if merge else subprocess.PIPE,
-            env=environ,
-            pass_fds=[lifeline],
-            start_new_session=True,
-        )
-        yield process
+        with os_calls.supervised(command, environ, merge) as process:
+            yield process
     finally:
-        os.close(lifeline)
-        os.close(end)
         if process is not None:
             _await_end(process, command)
 
@@ -155,21 +141,14 @@ def _await_end(process: subprocess.Popen[bytes], command: Sequence[str]) -> None
 def _read(process: subprocess.Popen[bytes], command: Sequence[str], deadline: float, limit: int) -> list[str]:
     """Output of a process on stdout and stderr until it closes both."""
     streams = [stream for stream in (process.stdout, process.stderr) if stream]
-    printed = {stream.fileno(): bytearray() for stream in streams}
-    with selectors.DefaultSelector() as selector:
-        for stream in streams:
-            selector.register(stream, selectors.EVENT_READ)
-        while selector.get_map():
-            for key, _ in selector.select(_left(deadline)):
-                block = os.read(key.fd, _BLOCK)
-                printed[key.fd] += block
-                if not block:
-                    selector.unregister(key.fileobj)
-            if time.monotonic() >= deadline:
-                break  # waiting for its end raises
-            if sum(map(len, printed.values())) > limit:
-                raise SdortError(f"{command[0]} was ended: it printed more than {size_text(limit)}")
-    return [text.decode(errors="replace") for text in printed.values()]
+    printed = [bytearray() for _ in streams]
+    for number, block in os_calls.blocks_of(streams, lambda: _left(deadline)):
+        printed[number] += block
+        if time.monotonic() >= deadline:
+            break  # waiting for its end raises
+        if sum(map(len, printed)) > limit:
+            raise SdortError(f"{command[0]} was ended: it printed more than {size_text(limit)}")
+    return [text.decode(errors="replace") for text in printed]
 
 
 def _left(deadline: float) -> float | None:

@@ -20,6 +20,8 @@ _LIBRARIES = ("lib", "usr/lib", "lib64", "usr/lib64", "lib/x86_64-linux-gnu", "u
 _UNTOLD = ("opt/rocm/lib", "opt/rocm-*/lib", "usr/local/cuda/lib64", "usr/local/cuda-*/lib64")
 _TIMEOUT = 20
 """Seconds for a vendor's tool; one that hangs (a lost device) must not hang us."""
+_TICKS = 100
+"""Ticks per second of the times in ``/proc/PID/stat``: USER_HZ of Linux."""
 
 
 @cache
@@ -132,5 +134,5 @@ def process_age(system: System | None = None) -> float | None:
     if not stat or not uptime:
         return None
     ticks = stat.rpartition(")")[2].split()[22 - 3]
-    age = float(uptime.split()[0]) - int(ticks) / os.sysconf("SC_CLK_TCK")
+    age = float(uptime.split()[0]) - int(ticks) / _TICKS
     return age if age >= 0 else None  # a container's uptime may be another clock

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-import select
-import time
 from collections.abc import Mapping
 from enum import Enum
+
+from sdort.machine.os_calls import os_calls
 
 _QUESTION = b"\x1b_Gi=31,s=1,v=1,a=q,t=d,f=24;AAAA\x1b\\\x1b[c"
 """Kitty's question whether its graphics are understood, and the one for the device's attributes, which every terminal
@@ -33,7 +33,7 @@ def terminal_graphics(environment: Mapping[str, str] | None = None) -> Graphics 
         return None
     if known.get("LC_TERMINAL") == "iTerm2" or known.get("TERM_PROGRAM") in ("iTerm.app", "WezTerm"):
         return Graphics.ITERM  # https://iterm2.com/documentation-images.html
-    return graphics_of(_ask())
+    return graphics_of(os_calls.ask_terminal(_QUESTION, _ANSWER, _PATIENCE))
 
 
 def graphics_of(answer: bytes) -> Graphics | None:
@@ -43,37 +43,3 @@ def graphics_of(answer: bytes) -> Graphics | None:
     attributes = _ANSWER.search(answer)
     # 4 is sixel: https://vt100.net/docs/vt510-rm/DA1.html
     return Graphics.SIXEL if attributes and b"4" in attributes[1].split(b";") else None
-
-
-def _ask() -> bytes:
-    """The terminal's answer; empty where there is none."""
-    import termios  # POSIX alone
-    import tty
-
-    try:
-        terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
-    except OSError:
-        return b""
-    try:
-        before = termios.tcgetattr(terminal)
-        try:
-            tty.setcbreak(terminal, termios.TCSANOW)
-            os.write(terminal, _QUESTION)
-            return _read_answer(terminal)
-        finally:
-            termios.tcsetattr(terminal, termios.TCSANOW, before)
-    except (OSError, termios.error):
-        return b""
-    finally:
-        os.close(terminal)
-
-
-def _read_answer(terminal: int) -> bytes:
-    answer, end = b"", time.monotonic() + _PATIENCE
-    while not _ANSWER.search(answer) and len(answer) < 4096:
-        ready, _, _ = select.select([terminal], [], [], max(0.0, end - time.monotonic()))
-        part = os.read(terminal, 256) if ready else b""
-        if not part:
-            break
-        answer += part
-    return answer

@@ -6,7 +6,6 @@ loads, and what it computes looks like a result: of a zeroed text encoder an ima
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 
 import numpy as np
@@ -15,6 +14,7 @@ from sdort.errors import BadModelError
 from sdort.files.input_file import open_input
 from sdort.graph.signature import Array
 from sdort.graph.stored_values import StoredValues
+from sdort.machine.os_calls import os_calls
 
 ALIVE = 0.1
 """Share of the matrices' bytes that has to vary. Zero-initialised convolutions (ControlNet's, motion modules'), norms,
@@ -65,7 +65,7 @@ def _seems_constant(weight: StoredValues) -> bool:
     size, count = weight.dtype.itemsize, weight.nbytes // weight.dtype.itemsize
     with open_input(weight.path) as file:
         samples = [
-            np.frombuffer(os.pread(file.fileno(), size * _SAMPLE, weight.offset + size * first), np.uint8)
+            np.frombuffer(os_calls.read_at(file.fileno(), size * _SAMPLE, weight.offset + size * first), np.uint8)
             for first in (0, count // 2, max(count - _SAMPLE, 0))
         ]
     try:

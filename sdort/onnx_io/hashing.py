@@ -6,13 +6,14 @@ no proof against someone who forges a file, and one beside the file would be non
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 
 import xxhash
+
+from sdort.machine.os_calls import os_calls
 
 _BLOCK = 2**20
 """Bytes that are read and hashed at a time: few enough for the cache, many for a step of the interpreter."""
@@ -58,7 +59,7 @@ class FileHash:
 
     def _update(self, start: int, end: int) -> None:
         while start < end:
-            count = os.preadv(self._descriptor, [self._buffer[: end - start]], start)
+            count = os_calls.read_into(self._descriptor, self._buffer[: end - start], start)
             if not count:
                 raise OSError(f"{end - start} bytes that were written cannot be read back")
             self._digest.update(self._buffer[:count])
@@ -76,8 +77,9 @@ def hash_open(descriptor: int, goes_on: Callable[[], bool] = lambda: True) -> st
     """
     digest = xxhash.xxh3_128()
     buffer = memoryview(bytearray(_BLOCK))
-    while (count := os.readv(descriptor, [buffer])) and goes_on():
-        digest.update(buffer[:count])
+    with open(descriptor, "rb", buffering=0, closefd=False) as file:
+        while (count := file.readinto(buffer)) and goes_on():
+            digest.update(buffer[:count])
     return digest.hexdigest()
 
 

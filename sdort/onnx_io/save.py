@@ -6,7 +6,6 @@ thread pool, so peak memory is the graph plus a bounded number of bytes in fligh
 
 from __future__ import annotations
 
-import errno
 import os
 import secrets
 import time
@@ -24,6 +23,7 @@ from sdort.graph.model import Model
 from sdort.graph.overflow import count_infinite, subtract_sources
 from sdort.graph.weights import Stored
 from sdort.machine.blas_threads import one_blas_thread
+from sdort.machine.os_calls import os_calls
 from sdort.onnx_io.data_file import Blob
 from sdort.onnx_io.hashing import FileHash, hash_bytes
 from sdort.onnx_io.serialize import Serialized, serialize
@@ -37,8 +37,6 @@ WORKERS = min(4, os.cpu_count() or 1)
 
 _AT_ONCE = 2**20
 """Bytes of a write. For larger ones Linux looks for larger pages, which takes twice the time where memory is in use."""
-
-_UNSUPPORTED = (None, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
 
 Advance = Callable[[float], None]
 
@@ -119,10 +117,10 @@ def write(
     with _output_errors(path, content, component), _temporary(path) as (temp, temp_data):
         if content.blobs:
             digest = _write_data(temp_data, content, report, advance, checksum, sync)
-            os.replace(temp_data, data_path)
+            os_calls.replace(temp_data, data_path)
             report.hashes.update({data_path: digest} if digest else {})
         _write_file(temp, content.proto, sync)
-        os.replace(temp, path)
+        os_calls.replace(temp, path)
     if checksum:
         report.hashes[path] = hash_bytes(content.proto)
     report.bytes = len(content.proto) + content.data_bytes
@@ -181,7 +179,7 @@ def _write_data(
 ) -> str | None:
     with open(path, "w+b") as file, FileHash(file.fileno()) as digest:
         descriptor = file.fileno()
-        _reserve(descriptor, content.data_bytes)
+        os_calls.reserve(descriptor, content.data_bytes)
         finished = _Beginning(content.blobs)
         # Closed before the file is, also if advance() raises: no thread may write to a descriptor that is gone.
         with closing(_stream(content.blobs, descriptor)) as written:
@@ -213,16 +211,6 @@ class _Beginning:
             self._early.remove(done.offset)
             self._end = done.offset + done.weight.nbytes
         return self._end
-
-
-def _reserve(descriptor: int, size: int) -> None:
-    """Give the file its size, so that a full disk is known at once; where that is unsupported, only its length."""
-    try:
-        os.posix_fallocate(descriptor, 0, size)
-    except (AttributeError, OSError) as error:
-        if getattr(error, "errno", None) not in _UNSUPPORTED:
-            raise
-        os.truncate(descriptor, size)
 
 
 def _stream(blobs: Sequence[Blob], descriptor: int) -> Generator[tuple[Blob, int], None, None]:
@@ -270,5 +258,5 @@ def _write_blob(blob: Blob, descriptor: int) -> int:
 
 def _write_at(descriptor: int, view: memoryview, offset: int) -> None:
     while view:
-        count = os.pwrite(descriptor, view[:_AT_ONCE], offset)
+        count = os_calls.write_at(descriptor, view[:_AT_ONCE], offset)
         view, offset = view[count:], offset + count

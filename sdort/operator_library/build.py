@@ -18,6 +18,7 @@ from sdort.files.disk import existing
 from sdort.files.input_file import read_input
 from sdort.files.ownership import why_foreign
 from sdort.files.staging import held, scratch_folder
+from sdort.machine.os_calls import os_calls
 from sdort.machine.subprocesses import run_child
 from sdort.operator_library.library import (
     LIBRARY_FILE,
@@ -103,7 +104,7 @@ def _build_into(options: BuildOptions, target: Path) -> Build:
     try:
         target.mkdir(parents=True, exist_ok=True)
         if not (target / RECORD).exists():  # marks the folder as sdort's, from a build that is killed too
-            (target / RECORD).write_text("{}")
+            (target / RECORD).write_text("{}", encoding="utf-8")
         with held(target), scratch_folder(target, ".build-") as folder:
             made = replace(_compile(options, folder), path=target / LIBRARY_FILE)
             target.chmod(0o755)  # whatever the umask
@@ -120,9 +121,9 @@ def _install(made: Build, stage: Path, target: Path) -> None:
     either of them meanwhile finds its hash.
     """
     record = asdict(made) | {"path": LIBRARY_FILE, "previous": _current_hash()}
-    (stage / RECORD).write_text(json.dumps(record, indent=1))
-    os.replace(stage / RECORD, target / RECORD)
-    os.replace(stage / LIBRARY_FILE, target / LIBRARY_FILE)
+    (stage / RECORD).write_text(json.dumps(record, indent=1), encoding="utf-8")
+    os_calls.replace(stage / RECORD, target / RECORD)
+    os_calls.replace(stage / LIBRARY_FILE, target / LIBRARY_FILE)
 
 
 def _current_hash() -> str:

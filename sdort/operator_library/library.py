@@ -24,11 +24,12 @@ from sdort.errors import BadModelError, ProviderError, UsageError
 from sdort.errors.plain_text import library_reason
 from sdort.files.checkout import import_part
 from sdort.files.input_file import open_input, read_input
-from sdort.files.ownership import can_others_write, why_foreign
+from sdort.files.ownership import why_foreign
 from sdort.files.user_folders import cache_folder
+from sdort.machine.os_calls import os_calls
 from sdort.machine.process_settings import variables
 
-LIBRARY_FILE, RECORD = "libsdort_ops.so", "build.json"
+LIBRARY_FILE, RECORD = os_calls.LIBRARY_NAME.format("sdort_ops"), "build.json"
 MAX_TABLE = 64 << 20
 """Bytes of the tuning table, whose lines have some hundred."""
 MAX_LIBRARY = 8 << 30
@@ -94,7 +95,7 @@ def source_digest() -> str:
     digest = hashlib.sha256()
     folder = source_folder()
     for path in sorted(p for p in folder.rglob("*") if p.is_file() and p.suffix not in {".py", ".pyc"}):
-        digest.update(f"{path.relative_to(folder)}\0".encode() + path.read_bytes())
+        digest.update(f"{path.relative_to(folder).as_posix()}\0".encode() + path.read_bytes())
     return digest.hexdigest()[:16]
 
 
@@ -211,7 +212,7 @@ def checked_library(path: Path) -> CheckedLibrary:
         foreign = why_foreign(path)
         library = _opened(path)
         status = os.fstat(library.descriptor)
-        if not foreign and (status.st_uid not in (0, os.geteuid()) or can_others_write(status)):
+        if not foreign and (os_calls.why_foreign(status, path) or os_calls.can_others_write(status)):
             foreign = "it was exchanged for a file that other accounts can write"
     except (OSError, BadModelError) as error:
         raise UsageError(f"{path} is not loaded: {error}", hint=f"Build one: {_BUILD}") from error
@@ -276,7 +277,7 @@ def describe_library(path: Path) -> Description:
 def _describe(library: CheckedLibrary) -> Description:
     try:
         # The dynamic linker waits for what a file of the kernel's has to say.
-        if os.pread(library.descriptor, 4, 0) != b"\x7fELF":
+        if os_calls.read_at(library.descriptor, len(os_calls.LIBRARY_BEGIN), 0) != os_calls.LIBRARY_BEGIN:
             raise OSError("it does not begin as shared libraries do")
         function = ctypes.CDLL(library.place).sdort_ops_describe
     except (OSError, AttributeError) as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import resource
 import time
 from collections.abc import Collection
 from dataclasses import replace
@@ -22,6 +21,7 @@ from sdort.graph.weights import Weight
 from sdort.lowering.component_report import ComponentReport
 from sdort.lowering.own_operators import own_operators
 from sdort.lowering.steps import OptimizeOptions, optimize_model
+from sdort.machine.os_calls import os_calls
 from sdort.machine.process_settings import rare_collections
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.components import Survey, survey
@@ -221,7 +221,7 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport, content: Content
         if request.source.is_dir():
             copy_configs(request, stage)
         report.seconds = round(time.perf_counter() - start, 3)
-        report.peak_rss_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 // 10**6
+        report.peak_rss_mb = os_calls.peak_memory() // 10**6
         extend_manifest(request, report, stage, hashes)
         content.finish()
         if signer:

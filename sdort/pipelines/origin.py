@@ -22,6 +22,7 @@ from sdort.checkpoints.configs import CONFIG_BYTES, INDEX, MANIFEST, TABLE_BYTES
 from sdort.errors import BadModelError
 from sdort.files.input_file import open_input, read_input
 from sdort.files.model_folder import belongs
+from sdort.machine.os_calls import os_calls
 from sdort.pipelines.manifest import FILES
 
 ORIGIN = "origin"
@@ -89,7 +90,7 @@ def _sampled(folder: Path) -> str:
         with open_input(path) as file:
             size = os.fstat(file.fileno()).st_size
             for index in range(samples):
-                digest.update(os.pread(file.fileno(), _SAMPLE, max(size - _SAMPLE, 0) * index // (samples - 1)))
+                digest.update(os_calls.read_at(file.fileno(), _SAMPLE, max(size - _SAMPLE, 0) * index // (samples - 1)))
     return digest.hexdigest()
 
 

@@ -38,7 +38,7 @@ def timed_run(
     with TemporaryDirectory(dir=folder) as place:
         session = open_inlined(expanded, folder / GRAPH_FILE, component, profile=str(Path(place) / "profile"))
         outputs = run_plain(session, feed)
-        events = json.loads(Path(session.ort.end_profiling()).read_text())
+        events = json.loads(Path(session.ort.end_profiling()).read_text(encoding="utf-8"))
     times: Counter[str] = Counter()
     for event in events:
         owner = owners.get(str(event.get("name", "")).removesuffix("_kernel_time"))

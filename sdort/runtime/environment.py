@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections import Counter
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from pathlib import Path
 
 from sdort.machine.distributions import installed_flavours, installed_version
 from sdort.machine.gpus import gpus_of, nvidia_driver
+from sdort.machine.os_calls import os_calls
 from sdort.machine.system import System
 from sdort.machine.version import __version__
 from sdort.providers.provider import Provider
@@ -41,14 +41,13 @@ def device_names(provider: Provider, device_ids: Sequence[int]) -> str:
 
 def cpu_name() -> str:
     """The processor's model and the number of processors that this process may use."""
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     model = platform.processor() or platform.machine()
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
         pass
-    return f"{model} ({usable} processors)"
+    return f"{model} ({len(os_calls.usable_cpus())} processors)"
 
 
 def _gpu_name(provider: Provider, device_id: int) -> str | None:

@@ -141,7 +141,7 @@ def _reset_peak(process: Path = _PROCESS) -> bool:
     Containers may forbid it, and a sandbox that only imitates Linux may accept it and do nothing.
     """
     try:
-        (process / "clear_refs").write_text("5")
+        (process / "clear_refs").write_text("5", encoding="ascii")
     except OSError:
         return False
     peak = peak_resident(process)

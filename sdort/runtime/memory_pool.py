@@ -115,6 +115,8 @@ def open_pool(provider: Provider, options: RuntimeOptions) -> MemoryPool | None:
 @cache
 def _loaded(path: Path, provider: str) -> ctypes.CDLL:
     library = ctypes.CDLL(checked_library(path).place)  # before: ONNX Runtime unloads it with the options
+    if not hasattr(library, "sdort_pool_open"):
+        raise ProviderError("no memory pool: Windows' operator library has none")
     register(import_onnxruntime().SessionOptions(), path, provider)  # the library learns of ONNX Runtime's functions
     for name in ("open", "close", "use", "sizes"):
         getattr(library, f"sdort_pool_{name}").restype = ctypes.c_int64

@@ -94,7 +94,7 @@ def filling(session: Session, key: Key, store: Store) -> Iterator[Filling]:
     results = results_of(session)
     with store.filling(key) as made:
         if results:
-            (made.folder / TUNABLE).write_text(json.dumps(results, indent=1, sort_keys=True))
+            (made.folder / TUNABLE).write_text(json.dumps(results, indent=1, sort_keys=True), encoding="utf-8")
         if session.provider.on_gpu:
             working_folder().copy_to(key.programs, made.folder)
         yield made

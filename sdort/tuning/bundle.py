@@ -23,6 +23,7 @@ from typing import Any
 from sdort.errors import BadModelError
 from sdort.files.input_file import open_input, read_input
 from sdort.files.json_text import parse_json
+from sdort.machine.os_calls import os_calls
 from sdort.machine.version import __version__
 from sdort.tuning.key import Key, parse_key
 
@@ -98,9 +99,9 @@ def seal(folder: Path, key: Key, first_run_s: float | None = None) -> None:
         "files": {name: asdict(file) for name, file in sorted(files.items())},
     }
     text = json.dumps(body | {"sha256": _digest(body)}, indent=1, sort_keys=True)
-    (folder / RECORD).write_text(text)
+    (folder / RECORD).write_text(text, encoding="utf-8")
     for path in (*(folder / name for name in files), folder / RECORD, *_folders(folder)):
-        sync(path)
+        os_calls.sync(path)
 
 
 def read_bundle(folder: Path) -> Bundle:
@@ -206,12 +207,3 @@ def _hash(path: Path) -> str:
 
 def _digest(body: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Bring a file, or a folder's list of its files, to the disk."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -7,7 +7,6 @@ two. The kernel drops locks when a process ends, however it ends: hidden folders
 
 from __future__ import annotations
 
-import fcntl
 import os
 import secrets
 import shutil
@@ -18,14 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from sdort.errors import OutputError, UsageError
-from sdort.files.staging import exchange, remove_abandoned
+from sdort.files.staging import remove_abandoned
 from sdort.files.user_folders import cache_folder
-from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal, sync
+from sdort.machine.os_calls import os_calls
+from sdort.tuning.bundle import Bundle, BundleError, check_files, read_bundle, seal
 from sdort.tuning.key import Key
 
 _LOCK = ".lock"
-_PLAIN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Neither a link in its place is followed nor a named pipe waited for."""
 
 
 def tuning_folder() -> Path:
@@ -107,11 +105,11 @@ class Store:
     def reading(self) -> Iterator[None]:
         """No bundle is replaced or removed while the block runs."""
         try:
-            descriptor = os.open(self.folder / _LOCK, os.O_RDONLY | _PLAIN)
+            descriptor = os_calls.open_file(self.folder / _LOCK, links=False)
         except OSError:  # nothing was ever stored here
             yield
             return
-        with _locked(descriptor, fcntl.LOCK_SH):
+        with _locked(descriptor, shared=True):
             yield
 
     @contextmanager
@@ -123,10 +121,10 @@ class Store:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | _PLAIN, 0o666)
+            descriptor = os_calls.open_file(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, links=False)
         except OSError as error:
             raise self._refused(error) from error
-        with _locked(descriptor, fcntl.LOCK_EX):
+        with _locked(descriptor):
             yield
 
     @contextmanager
@@ -141,11 +139,11 @@ class Store:
             self.clean()
             try:
                 stage.mkdir()
-                lock = os.open(stage, os.O_RDONLY)
+                lock = os_calls.open_lock(stage)
             except OSError as error:
                 raise self._refused(error) from error
             with suppress(OSError):  # a file system without locks: nothing will be cleaned there either
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os_calls.lock(lock)
         try:
             yield stage
         finally:
@@ -182,10 +180,10 @@ class Store:
                     target = self.folder / stage.name
                     if not target.exists():
                         stage.rename(target)
-                    elif not exchange(stage, target):
+                    elif not os_calls.exchange(stage, target):
                         target.rename(stage.with_name(f"old-{stage.name}"))
                         stage.rename(target)
-                sync(self.folder)
+                os_calls.sync(self.folder)
             except OSError as error:
                 raise self._refused(error) from error
 
@@ -219,10 +217,10 @@ def age(bundle: Bundle) -> float:
 
 
 @contextmanager
-def _locked(descriptor: int, kind: int) -> Iterator[None]:
+def _locked(descriptor: int, *, shared: bool = False) -> Iterator[None]:
     try:
         with suppress(OSError):  # a file system without locks: renames alone then keep bundles whole
-            fcntl.flock(descriptor, kind)
+            os_calls.lock(descriptor, shared=shared, wait=True)
         yield
     finally:
         os.close(descriptor)

@@ -125,7 +125,7 @@ def working_folder() -> WorkingFolder:
 def write_table(path: Path, entries: list[Entry]) -> None:
     """A table as :func:`sdort.operator_library.tuning_table.read_table` and the library read it."""
     lines = [f"{e.architecture}\t{e.key}\t{e.variant}\t{e.microseconds!r}\n" for e in entries]
-    path.write_text("".join(["# architecture\tkey\tvariant\tmicroseconds\n", *sorted(lines)]))
+    path.write_text("".join(["# architecture\tkey\tvariant\tmicroseconds\n", *sorted(lines)]), encoding="utf-8")
 
 
 def link(source: Path, target: Path) -> None:

@@ -19,10 +19,10 @@ import numpy as np
 import pytest
 from support.infotext import record
 
-import sdort.files.staging
 from sdort.errors import OutputError
 from sdort.files.staging import check_output, check_output_file, staged_directory, staged_file, write_atomically
 from sdort.generation.files.image_files import free_for_output, save_image
+from sdort.machine.os_calls import os_calls
 
 
 def why_foreign(folder: Path) -> str | None:
@@ -100,7 +100,7 @@ def test_an_existing_folder_is_kept_without_overwrite(tmp_path: Path) -> None:
 @pytest.mark.parametrize("exchange", [True, False])
 def test_overwrite_swaps(tmp_path: Path, exchange: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     if not exchange:
-        monkeypatch.setattr(sdort.files.staging, "exchange", lambda first, second: False)
+        monkeypatch.setattr(os_calls, "exchange", lambda first, second: False)
     out = tmp_path / "out"
     make(out, "old")
     (out / "extra.txt").write_text("gone afterwards")
@@ -173,7 +173,7 @@ def test_a_folder_that_another_run_replaces_while_it_is_looked_at_is_looked_at_a
         if not swaps:
             return None
         swaps.pop()
-        assert sdort.files.staging.exchange(out, other)
+        assert os_calls.exchange(out, other)
         return "holds what its list does not name"
 
     monkeypatch.setitem(globals(), "why_foreign", meanwhile)
@@ -205,7 +205,7 @@ def test_out_that_becomes_precious_meanwhile_is_kept(
 ) -> None:
     """A photograph comes while the result is made, or after the last look at the folder by its name."""
     if not exchange:
-        monkeypatch.setattr(sdort.files.staging, "exchange", lambda first, second: False)
+        monkeypatch.setattr(os_calls, "exchange", lambda first, second: False)
     out = tmp_path / "out"
     make(out, "old")
     left = [True] * looks
@@ -284,7 +284,7 @@ def test_a_second_rename_that_fails_puts_the_old_back(tmp_path: Path, monkeypatc
             raise OSError(errno.EIO, "Input/output error")
         return real(source, target)
 
-    monkeypatch.setattr(sdort.files.staging, "exchange", lambda first, second: False)
+    monkeypatch.setattr(os_calls, "exchange", lambda first, second: False)
     monkeypatch.setattr(Path, "rename", rename)
     with pytest.raises(OutputError, match="Input/output error"):
         make(out, "new", overwrite=True)
@@ -315,14 +315,12 @@ def test_systems_that_cannot_exchange(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_exchange(tmp_path: Path) -> None:
     for name in ("a", "b"):
         make(tmp_path / name, name)
-    if not sdort.files.staging.exchange(tmp_path / "a", tmp_path / "b"):
+    if not os_calls.exchange(tmp_path / "a", tmp_path / "b"):
         pytest.skip("this file system cannot exchange folders")
     assert (content(tmp_path / "a"), content(tmp_path / "b")) == ("b", "a")
-    assert (
-        sdort.files.staging.exchange(tmp_path / "a", tmp_path / "a" / "unet") is False
-    )  # EINVAL, as where unsupported
+    assert os_calls.exchange(tmp_path / "a", tmp_path / "a" / "unet") is False  # EINVAL, as where unsupported
     with pytest.raises(FileNotFoundError):
-        sdort.files.staging.exchange(tmp_path / "a", tmp_path / "missing")
+        os_calls.exchange(tmp_path / "a", tmp_path / "missing")
 
 
 def test_a_new_folder_that_is_taken_for_a_leftover_is_made_again(

@@ -7,6 +7,7 @@ import io
 import os
 import re
 import shutil
+import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,8 @@ from sdort.generation.latents.preview import PREVIEW_VAE, BatchPreviews, Preview
 from sdort.generation.pictures.terminal_picture import draw
 from sdort.generation.schedules.diffusers_sampler import DiffusersSampler
 from sdort.machine import terminal
+from sdort.machine.os_calls import os_calls
+from sdort.machine.posix_calls import _read_answer
 from sdort.machine.terminal import Graphics, graphics_of, terminal_graphics
 from sdort.pipelines.folder import PipelineFolder, open_folder
 from sdort.providers import CPU
@@ -169,18 +172,17 @@ def test_a_terminals_answer(answer: bytes, graphics: Graphics | None) -> None:
 
 
 def test_the_environment_says_iterm_and_nothing_is_asked_of_a_dumb_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal, "_ask", lambda: pytest.fail("asked"))
+    monkeypatch.setattr(os_calls, "ask_terminal", lambda *_: pytest.fail("asked"))
     assert terminal_graphics({"TERM": "xterm-256color", "LC_TERMINAL": "iTerm2"}) is Graphics.ITERM
     assert terminal_graphics({"TERM": "dumb", "LC_TERMINAL": "iTerm2"}) is None
     assert terminal_graphics({}) is None
 
 
-def test_an_answer_is_read_to_its_end_and_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_is_read_to_its_end_and_no_further() -> None:
     ours, theirs = os.pipe()
     os.write(theirs, b"\x1b_Gi=31;OK\x1b\\\x1b[?62c")
-    assert graphics_of(terminal._read_answer(ours)) is Graphics.KITTY
-    monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
-    assert terminal._read_answer(ours) == b""
+    assert graphics_of(_read_answer(ours, terminal._ANSWER, time.monotonic() + 10)) is Graphics.KITTY
+    assert _read_answer(ours, terminal._ANSWER, time.monotonic()) == b""
 
 
 # Escape sequences

@@ -18,6 +18,7 @@ from sdort.errors import BadModelError, OutputError
 from sdort.graph.model import Model
 from sdort.graph.operator import REQUIRED
 from sdort.graph.weights import Absent, Cast, Inline, Reshaped, Stored
+from sdort.machine.os_calls import os_calls
 from sdort.onnx_io.check_inference import _place, _refusal, _without_shapes, check_inference
 from sdort.onnx_io.check_nodes import shorten_domains
 from sdort.onnx_io.data_file import Blob, weight_of
@@ -31,7 +32,7 @@ from sdort.onnx_io.graph_import import (
 )
 from sdort.onnx_io.load import _clean_value_info, _Reader
 from sdort.onnx_io.own_functions import _parameter, _type_of, functions_of
-from sdort.onnx_io.save import _Beginning, _refuse_own_source, _reserve, _temporary, _write_file, data_file
+from sdort.onnx_io.save import _Beginning, _refuse_own_source, _temporary, _write_file, data_file
 from sdort.onnx_io.serialize import (
     _attribute,
     _check_defined,
@@ -340,13 +341,13 @@ def test_a_file_has_its_size_from_the_start(
     with open(tmp_path / "f", "w+b") as file:
         if raised:
             with pytest.raises(OSError, match="no"):
-                _reserve(file.fileno(), 1000)
+                os_calls.reserve(file.fileno(), 1000)
         else:
-            _reserve(file.fileno(), 1000)
+            os_calls.reserve(file.fileno(), 1000)
     assert (tmp_path / "f").stat().st_size == (0 if raised else 1000)
     monkeypatch.delattr(os, "posix_fallocate")
     with open(tmp_path / "g", "w+b") as file:
-        _reserve(file.fileno(), 77)
+        os_calls.reserve(file.fileno(), 77)
     assert (tmp_path / "g").stat().st_size == 77
 
 

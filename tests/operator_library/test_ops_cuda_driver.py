@@ -22,7 +22,7 @@ def program() -> Path:
     build = native.build_folder()
     objects = [
         build / f"CMakeFiles/sdort_ops.dir/{name}.cpp.o"
-        for name in ("driver/gpu", "driver/tuning", "driver/variants", "runtime/operator")
+        for name in ("driver/gpu", "driver/shared_library", "driver/tuning", "driver/variants", "runtime/operator")
     ]
     headers = sorted(native.SOURCE.rglob("*.h"))
     sources = {path.name: path.read_bytes() for path in [*FOLDER.iterdir(), *headers, *objects]}

@@ -220,7 +220,7 @@ def test_json_is_the_report(call: Callable[..., Result], source: Path, tmp_path:
 def test_peak_memory_is_in_powers_of_ten(call: Callable[..., Result], monkeypatch: pytest.MonkeyPatch) -> None:
     """The system counts KiB."""
     usage = SimpleNamespace(ru_maxrss=2_000_000)
-    monkeypatch.setattr("sdort.optimizer.command.resource.getrusage", lambda who: usage)
+    monkeypatch.setattr("resource.getrusage", lambda who: usage)
     assert json.loads(call("--json", "--component", "text_encoder").stdout)["peak_rss_mb"] == 2048
 
 

@@ -26,11 +26,11 @@ from support.moments import KILLED
 
 from sdort.cli import cli
 from sdort.errors import OutputError, ProviderError, UsageError
+from sdort.machine.os_calls import os_calls
 from sdort.providers import CPU
 from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning import archive as archives
-from sdort.tuning import store as stores
 from sdort.tuning.archive import ARCHIVE_INDEX, export_bundles, import_bundles
 from sdort.tuning.bundle import FORMAT, RECORD, Bundle, BundleError, check_files, read_bundle, seal
 from sdort.tuning.key import Key, make_key, parse_key
@@ -474,14 +474,14 @@ def test_the_older_bundle_stays_until_the_new_one_takes_its_place(key: Key, monk
     def broken(*_: Path) -> bool:
         raise OSError(errno.EIO, os.strerror(errno.EIO))
 
-    monkeypatch.setattr(stores, "exchange", broken)
+    monkeypatch.setattr(os_calls, "exchange", broken)
     with pytest.raises(OutputError, match="Input/output error"):
         fill(store, key, {"tunable.json": b"[2]"})
     assert snapshot(store.folder) == before
 
 
 def test_a_file_system_that_cannot_exchange(key: Key, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "exchange", lambda first, second: False)
+    monkeypatch.setattr(os_calls, "exchange", lambda first, second: False)
     store = Store()
     fill(store, key)
     fill(store, key, {"tunable.json": b"[2]"})

@@ -1,0 +1,145 @@
+"""sdort with what Windows has: no name that Linux alone has stands outside of one module, and commands work without.
+
+No machine with Windows runs these tests. ``support/windows`` says what takes its place.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from support import windows
+
+import sdort
+
+if TYPE_CHECKING:
+    from support.tiny_pipeline import Tiny
+
+PACKAGE = Path(sdort.__file__).parent
+ROOT = PACKAGE.parent
+MODULES = {
+    "linux": {"sdort/machine/windows_calls.py"},
+    "win32": {"sdort/machine/posix_calls.py", "sdort/machine/supervisor.py"},
+}
+"""The modules that may use what a platform lacks. The supervisor is a program that ``posix_calls`` alone starts."""
+POSIX_OPTIONS = {"pass_fds", "preexec_fn", "start_new_session", "process_group", "umask", "dir_fd"}
+"""Arguments of the standard library's functions that Windows refuses or passes over."""
+
+
+def imported(tree: ast.Module) -> dict[str, str]:
+    """The modules that a file imports, by the names that it gives them."""
+    return {
+        alias.asname or alias.name.partition(".")[0]: alias.name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for alias in node.names
+    }
+
+
+def lacking(tree: ast.Module, platform: str, other: str) -> Iterator[str]:
+    """What a file uses of the standard library that one platform has and not the other."""
+    names = imported(tree)
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=aliases):
+                yield from (each.name for each in aliases if windows.is_lacking(each.name, platform, other))
+            case ast.ImportFrom(module=str(module), level=0, names=aliases):
+                if windows.is_lacking(module, platform, other):
+                    yield module
+                absent = windows.lacking(module, platform, other)
+                yield from (f"{module}.{each.name}" for each in aliases if each.name in absent)
+            case ast.Attribute(value=ast.Name(id=owner), attr=attribute) if owner in names:
+                if attribute in windows.lacking(names[owner], platform, other):
+                    yield f"{names[owner]}.{attribute}"
+            case ast.keyword(arg=str(argument)) if platform == "win32" and argument in POSIX_OPTIONS:
+                yield f"{argument}="
+
+
+@pytest.mark.parametrize(("platform", "other"), [("win32", "linux"), ("linux", "win32")])
+def test_what_one_system_lacks_stands_in_one_module(platform: str, other: str) -> None:
+    files = [path for folder in ("sdort", "fusions", "custom_ops") for path in (ROOT / folder).rglob("*.py")]
+    found = {
+        path.relative_to(ROOT).as_posix(): used
+        for path in files
+        if (used := sorted({*lacking(ast.parse(path.read_text()), platform, other)}))
+    }
+    assert found.keys() == MODULES[platform], found
+
+
+def test_the_stubs_are_read() -> None:
+    assert {"fork", "getuid", "O_NOFOLLOW", "pread", "sched_getaffinity"} < windows.lacking("os", "win32", "linux")
+    assert {"link", "replace", "open", "O_EXCL"} <= windows.names_on("os", "win32")
+    assert {"O_BINARY", "startfile"} < windows.lacking("os", "linux", "win32")
+    assert {"SIGKILL", "SIGHUP", "SIGALRM", "pthread_kill"} < windows.lacking("signal", "win32", "linux")
+    modules = ("fcntl", "grp", "pwd", "resource", "termios", "tty", "os", "signal", "json")
+    assert [name for name in modules if windows.is_lacking(name, "win32", "linux")] == [*modules[:6]]
+    source = "import fcntl, os as o\nfrom os import fork, replace\no.getuid(), o.link\nPopen(pass_fds=[])"
+    assert sorted(lacking(ast.parse(source), "win32", "linux")) == ["fcntl", "os.fork", "os.getuid", "pass_fds="]
+
+
+def signatures(name: str) -> dict[str, str]:
+    """The public constants and functions of a module of ``sdort/machine``, with what they take and return."""
+    found = {}
+    for node in ast.parse((PACKAGE / "machine" / f"{name}.py").read_text()).body:
+        match node:
+            case ast.FunctionDef():
+                returns = ast.unparse(node.returns) if node.returns else ""
+                found[node.name] = f"{ast.unparse(node.args)} -> {returns.replace('subprocess.', '')}"
+            case ast.Assign(targets=[ast.Name(id=constant)]):
+                found[constant] = "constant"
+    return {each: text for each, text in found.items() if not each.startswith("_")}
+
+
+def test_both_systems_calls_are_the_same() -> None:
+    assert signatures("posix_calls") == signatures("windows_calls")
+    assert len(signatures("posix_calls")) > 20
+
+
+def test_every_call_of_the_system_is_of_both() -> None:
+    used = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        for name in re.findall(r"\bos_calls\.([a-zA-Z_]+)\b", path.read_text())
+        if name != "os_calls"
+    }
+    assert used == signatures("posix_calls").keys(), "what nothing uses, or is nowhere"
+
+
+def test_commands_run_with_what_windows_has(tiny: Tiny, tmp_path: Path) -> None:
+    cpu = ["--provider", "cpu"]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "a", "prompt": "één b"}) + "\n", encoding="utf-8")
+    commands: list[list[object]] = [
+        ["optimize", tiny.onnx, "fast", *cpu, "--allow-misses"],
+        ["optimize", tiny.onnx, "fast", *cpu, "--allow-misses", "--overwrite"],
+        ["run", "fast", *cpu, "--prompt", "a b", "--steps", "2", "--seed", "7", "-o", "a.png"],
+        ["batch", "fast", *cpu, "--prompts", prompts, "--steps", "1", "--out", "drawn"],
+        ["batch", "fast", *cpu, "--prompts", prompts, "--steps", "1", "--out", "drawn"],
+        ["verify", "fast", "--against", tiny.onnx, *cpu, "--seeds", "1", "--steps", "1"],
+        ["bench", "fast", "--baseline", tiny.onnx, *cpu, "--component", "unet", "--repeat", "2", "--warmup", "1"],
+        ["warm", "fast", *cpu],
+        ["inspect", "fast"],
+        ["fusions"],
+        ["add", "fast", "quick"],
+        ["list"],
+        ["remove", "quick"],
+        ["doctor", *cpu],
+        ["cache", "list"],
+        ["cache", "clean", "temporary"],
+        ["cache", "size"],
+        ["tuning", "list"],
+        ["tuning", "export", "tuned.tar"],
+        ["integrate", "--help"],
+        ["serve", "--help"],
+        ["upscale", "--help"],
+        ["export", "demo", "model", "--dry-run"],
+        ["ops", "build", "--help"],
+    ]  # fmt: skip
+    done = windows.run(commands, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "a.png").is_file()
