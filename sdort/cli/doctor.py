@@ -79,7 +79,9 @@ def _options(diagnosis: Diagnosis, provider: str) -> Table:
     from sdort.tables import Table
 
     status = diagnosis.providers[provider]
-    table = Table(f"--provider-option of {provider}, ONNX Runtime {status.options_of}", ("name", "default"))
+    # Of a plugin it is its name and version.
+    owner = f"ONNX Runtime {status.options_of}" if status.options_of[:1].isdecimal() else status.options_of
+    table = Table(f"--provider-option of {provider}, {owner}", ("name", "default"))
     for name, default in status.options.items():
         table.add_row(name, default)
     return table

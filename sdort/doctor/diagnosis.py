@@ -15,6 +15,8 @@ from sdort.machine.gpus import Gpu, amd_gpus, nvidia_gpus
 from sdort.machine.system import System
 from sdort.operator_library.library import Description
 from sdort.providers import PROVIDERS
+from sdort.providers.plugins import find_plugin
+from sdort.providers.provider import KnownOptions
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class ProviderStatus:
     reason: str | None
     """Why it does not load."""
     options_of: str
-    """The release of ONNX Runtime whose options these are."""
+    """The release of ONNX Runtime, or the plugin, whose options these are."""
     options: dict[str, str]
     """Names and defaults of the options that it takes."""
 
@@ -76,8 +78,7 @@ def diagnosis_of(
 
 
 def _provider(name: str, software: Software) -> ProviderStatus:
-    version = software.flavours[0].version if software.flavours else ""
-    release, options = PROVIDERS[name].known_options(version)
+    release, options = _options_of(name, software)
     return ProviderStatus(
         listed=name in software.listed,
         loads=software.works(name),
@@ -85,3 +86,12 @@ def _provider(name: str, software: Software) -> ProviderStatus:
         options_of=release,
         options={option: about.default for option, about in options.items() if not about.instead},
     )
+
+
+def _options_of(name: str, software: Software) -> tuple[str, KnownOptions]:
+    """The options of a provider, and whose they are: a release's of ONNX Runtime, or a plugin's."""
+    provider = PROVIDERS[name]
+    library = find_plugin(provider, {}) if software.error is None and name in software.listed else None
+    if library:
+        return library.source, library.plugin.options
+    return provider.known_options(software.flavours[0].version if software.flavours else "")

@@ -14,11 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from sdort.errors import ProviderError, UsageError
-from sdort.machine.distributions import flavour
 from sdort.onnx_io.precision_mark import made_for_bf16
 from sdort.providers import PROVIDERS
+from sdort.providers.plugins import find_plugin, own_name
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.providers.session_settings import known_options
 
 _ON = ("1", "true", "True")
 
@@ -65,16 +66,21 @@ def with_bf16(
             hint=f"Run it on {' or '.join(_with_bf16())}, or make one for here:\n"
             f"    sdort optimize ORIGINAL OUT --provider {provider.name}",
         )
-    release, known = provider.known_options(flavour().version)
+    libraries = options.ep_libraries
+    owner, known = known_options(provider, libraries)
     missing = [name for name in provider.bf16 if name not in known]
     if missing:
         raise ProviderError(
-            f"{provider.ep} of ONNX Runtime {release} has no {missing[0]}, which {path} needs",
+            f"{owner} has no {missing[0]}, which {path} needs",
             component=component,
-            hint=f"Install a newer one:\n{provider.install}",
+            hint=f"Install another one:\n{provider.install}",
         )
+    precisions, asked = (
+        {own_name(provider, name, libraries) for name in names} for names in (provider.precisions, provider.bf16)
+    )
     for name, value in options.provider_options.items():
-        if name in provider.precisions and (value in _ON) != (name in provider.bf16):
+        own = own_name(provider, name, libraries)
+        if own in precisions and (value in _ON) != (own in asked):
             raise UsageError(
                 f"--provider-option {name}={value}: {path} was made for bf16",
                 hint="Leave it out, or optimize the model without --bf16.",
@@ -100,8 +106,10 @@ def check_bf16(ort: Any, component: str, provider: Provider, options: RuntimeOpt
         ProviderError: the provider left the option as it was.
     """
     asked = {name: value for name, value in provider.bf16.items() if options.provider_options.get(name) == value}
-    active: Mapping[str, str] = ort.get_provider_options().get(provider.ep, {}) if asked else {}
-    for name in asked:
+    library = find_plugin(provider, options.ep_libraries) if asked else None
+    ep = library.plugin.execution_provider if library else provider.ep
+    active: Mapping[str, str] = ort.get_provider_options().get(ep, {}) if asked else {}
+    for name in (own_name(provider, each, options.ep_libraries) for each in asked):
         if active.get(name) not in _ON:
             raise ProviderError(
                 f"{provider.name} was asked for {name}=1 and has {active.get(name, 'no such option')}: "

@@ -4,7 +4,7 @@ MIGraphX fuses standard graphs itself, so what its list lacks (SkipGroupNorm, Bi
 operators, in channels-first.
 """
 
-from sdort.providers.provider import NO_LIMIT, Option, Provider, address, flag, number, one_of, text
+from sdort.providers.provider import NO_LIMIT, Option, Plugin, Provider, address, flag, number, one_of, text
 from sdort.providers.target import Target
 
 STANDARD = """
@@ -78,6 +78,57 @@ _SUPERSEDING = {
     "ORT_MIGRAPHX_DUMP_EP_CONTEXT_MODEL": "",
 }
 
+_KEPT = "sdort keeps what is compiled, so that nothing compiles a second time. sdort tuning prune removes it."
+_BY_THE_PLUGIN = "The plugin's devices have numbers of their own: use --device-id."
+_PADDING = {
+    "static_pad_seq": flag(False),
+    "static_pad_seq_len": number(0),
+    "static_pad_inputs": text(),
+    "static_pad_outputs": text(),
+}
+_SHARED: dict[str, Option] = {
+    "device_id": number(0).owned_by(_BY_THE_PLUGIN),
+    "cache_dir": text(),
+    "cpu_control_flow": flag(False),
+    "disable_caching": flag(False).owned_by(_KEPT),
+    "exhaustive_tune": flag(False),
+    "force_recompile": flag(False).owned_by(_KEPT),
+    "hip_graph_enable": flag(False),
+    "mlss_use_specific_ops": text(),
+    "model_arch": text(),
+    **_PADDING,
+}
+_CACHE = {"migraphx_model_cache_dir": "cache_dir"}
+"""Not an alias of the plugins: sdort says it to them in their own words."""
+
+# What both read (onnxruntime/onnxruntime-ep-amdgpu, src/migraphx/mgx_options.h and src/amdgpu/gpu_options.h).
+PLUGIN = Plugin(
+    package="onnxruntime-ep-migraphx",
+    execution_provider=TARGET.execution_provider,
+    computes_on="AMD GPUs that ROCm knows",
+    options={
+        **_SHARED,
+        **{f"{name}_enable": flag(False) for name in ("fp16", "bf16", "fp8", "int8")},
+        "coalesce_io": flag(False),
+        "compile_batches": Option("", r"(\d+(,\d+)*)?", "numbers with commas, as 1,4,8"),
+        "compute_mode": one_of("eager", "balanced", "maximum", "0", "50", "100"),
+        "dump_subgraphs": flag(False),
+        "int8_calibration_table_name": text(),
+        "int8_use_native_calibration_table": flag(False),
+        "max_dynamic_batch": number(0),
+    },
+    own_names={**{f"migraphx_{name}": name for name in _SAME}, **_CACHE},
+)
+UMBRELLA = Plugin(
+    package="onnxruntime-ep-amdgpu",
+    execution_provider="AMDGPUExecutionProvider",
+    computes_on="AMD GPUs: by MIGraphX those of RDNA 3 and later",
+    options={**_SHARED, "model_fw": text(), "profile": text().owned_by("sdort asks for MIGraphX.")},
+    # By itself it takes older cards to DirectX, which no program of MIGraphX is for.
+    sets={"profile": "migraphx"},
+    own_names={"migraphx_exhaustive_tune": "exhaustive_tune", **_CACHE},
+)
+
 PROVIDER = Provider(
     TARGET,
     rank=20,
@@ -98,4 +149,5 @@ PROVIDER = Provider(
     # The library's NEEDED entries, and the packages of AMD's repository.
     libraries={"libmigraphx_c.so.3": "migraphx", "libamdhip64.so.7": "hip-runtime-amd"},
     releases={"1.27": _OPTIONS},
+    plugins=(PLUGIN, UMBRELLA),
 )

@@ -61,6 +61,16 @@ def is_there(provider: Provider, libraries: Mapping[str, str]) -> bool:
     return provider.ep in built_in() or find_plugin(provider, libraries) is not None
 
 
+def own_name(provider: Provider, option: str, libraries: Mapping[str, str]) -> str:
+    """The name of an option of ``provider`` where it runs: that of its plugin, if there is one.
+
+    Args:
+        libraries: as :func:`find_plugin`.
+    """
+    library = find_plugin(provider, libraries)
+    return library.plugin.own_name(option) if library else option
+
+
 @cache
 def _installed(plugin: Plugin) -> PluginLibrary | None:
     if importlib.util.find_spec(plugin.module) is None:

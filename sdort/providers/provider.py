@@ -70,17 +70,25 @@ class Plugin:
         execution_provider: ONNX Runtime's name of what it brings.
         computes_on: the devices that it takes, in words.
         options: those that it knows. ONNX Runtime takes every other name and goes on as if it had not.
+        sets: those that sdort sets on every run with it.
+        own_names: its names of options that the provider built in calls otherwise; both are taken.
     """
 
     package: str
     execution_provider: str
     computes_on: str
     options: KnownOptions
+    sets: Mapping[str, str] = field(default_factory=dict)
+    own_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def module(self) -> str:
         """The import name of its package."""
         return self.package.replace("-", "_")
+
+    def own_name(self, option: str) -> str:
+        """Its name of an option."""
+        return self.own_names.get(option, option)
 
 
 LAST = 1000
@@ -181,6 +189,11 @@ class Provider:
     def ep(self) -> str:
         """ONNX Runtime's name."""
         return self.target.execution_provider
+
+    @property
+    def execution_providers(self) -> tuple[str, ...]:
+        """ONNX Runtime's names of all that may run it: its own, and those of plugins."""
+        return self.ep, *(plugin.execution_provider for plugin in self.plugins)
 
     @property
     def is_fallback(self) -> bool:

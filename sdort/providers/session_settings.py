@@ -10,7 +10,7 @@ from sdort.errors import UsageError, did_you_mean
 from sdort.machine.distributions import flavour
 from sdort.operator_library.library import register, resolve
 from sdort.providers import PROVIDERS
-from sdort.providers.plugins import find_plugin
+from sdort.providers.plugins import find_plugin, own_name
 from sdort.providers.provider import KnownOptions, Provider
 from sdort.providers.runtime_options import RuntimeOptions
 
@@ -22,11 +22,8 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
         UsageError: as :func:`check_options`.
     """
     check_options(provider, options)
-    result = (
-        {"device_id": str(options.device_id)}
-        if provider.numbered and not find_plugin(provider, options.ep_libraries)
-        else {}
-    )
+    library = find_plugin(provider, options.ep_libraries)
+    result = {"device_id": str(options.device_id)} if provider.numbered and not library else {}
     result.update(provider.options)
     result.update(provider.memory)
     if options.tuning:
@@ -37,7 +34,11 @@ def provider_options(provider: Provider, options: RuntimeOptions) -> dict[str, s
         result.update(provider.graph)
     if options.stream:
         result[provider.stream] = str(options.stream)
-    return {**result, **options.provider_options}
+    result.update(options.provider_options)
+    if library is None:
+        return result
+    plugin = library.plugin
+    return {**plugin.sets, **{plugin.own_name(name): value for name, value in result.items()}}
 
 
 def check_options(provider: Provider, options: RuntimeOptions) -> None:
@@ -58,8 +59,12 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
     if not options.provider_options:
         return
     owner, known = known_options(provider, options.ep_libraries)
+    seen: dict[str, str] = {}
     for name, value in options.provider_options.items():
         _check_option(owner, known, name, value)
+        other = seen.setdefault(own_name(provider, name, options.ep_libraries), name)
+        if other != name:
+            raise UsageError(f"{other} and {name} are the same option of {owner}", hint="Leave one of them out.")
 
 
 def known_options(provider: Provider, libraries: Mapping[str, str]) -> tuple[str, KnownOptions]:
@@ -73,7 +78,9 @@ def known_options(provider: Provider, libraries: Mapping[str, str]) -> tuple[str
     """
     library = find_plugin(provider, libraries)
     if library:
-        return f"{library.plugin.execution_provider} of {library.source}", library.plugin.options
+        plugin = library.plugin
+        elsewhere = {name: plugin.options[own] for name, own in plugin.own_names.items() if own in plugin.options}
+        return f"{plugin.execution_provider} of {library.source}", {**plugin.options, **elsewhere}
     release, known = provider.known_options(flavour().version)
     return f"{provider.ep} of ONNX Runtime {release}", known
 

@@ -10,6 +10,7 @@ from functools import cache
 from sdort.errors import ProviderError
 from sdort.machine.distributions import flavour, import_onnxruntime
 from sdort.providers import PROVIDERS
+from sdort.providers.plugins import find_plugin
 
 
 @dataclass(frozen=True)
@@ -30,20 +31,24 @@ class Machine:
 
 
 @cache
-def this_machine(provider: str, device_id: int = 0) -> Machine:
+def this_machine(provider: str, device_id: int = 0, libraries: tuple[tuple[str, str], ...] = ()) -> Machine:
     """The machine as ``provider`` sees it.
+
+    Args:
+        libraries: of plugins, by name (:func:`sdort.providers.plugins.find_plugin`).
 
     Raises:
         ProviderError: the driver does not tell what GPU there is, or no ONNX Runtime is installed.
     """
     installed = flavour()
     architecture, units, toolkit = _device(provider, device_id)
+    plugin = find_plugin(PROVIDERS[provider], dict(libraries))
     return Machine(
         architecture,
         units,
         toolkit,
-        PROVIDERS[provider].ep,
-        installed.version,
+        plugin.plugin.execution_provider if plugin else PROVIDERS[provider].ep,
+        plugin.source if plugin else installed.version,
         f"{installed.distribution} {installed.version}",
     )
 

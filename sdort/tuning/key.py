@@ -14,6 +14,7 @@ from sdort.onnx_io.model_hash import hash_model
 from sdort.operator_library.library import AUTO, library_hash, resolve
 from sdort.providers import PROVIDERS
 from sdort.providers.bf16 import with_bf16
+from sdort.providers.plugins import own_name
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import provider_options
@@ -53,7 +54,7 @@ class Key(Machine):
     @property
     def provider(self) -> Provider | None:
         """The provider whose key it is, None for one that this sdort does not know."""
-        return next((provider for provider in PROVIDERS.values() if provider.ep == self.ep), None)
+        return next((provider for provider in PROVIDERS.values() if self.ep in provider.execution_providers), None)
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON, which :func:`parse_key` takes."""
@@ -98,7 +99,7 @@ def make_key(path: Path, component: str, provider: Provider, options: RuntimeOpt
     library = resolve(options.custom_ops)
     options = with_bf16(path, component, provider, options)
     return Key(
-        **asdict(this_machine(provider.name, options.device_id)),
+        **asdict(this_machine(provider.name, options.device_id, tuple(options.ep_libraries.items()))),
         custom_ops=library_hash(library) if library else None,
         model=hash_model(path),
         component=component,
@@ -113,7 +114,7 @@ def lasting_options(provider: Provider, options: RuntimeOptions) -> tuple[tuple[
     """
     effective = provider_options(provider, replace(options, tuning=False, graph=False, stream=0))
     # The first ones name a place in this machine and its memory, and change nothing that is found.
-    aside = {
+    names = {
         "device_id",
         provider.programs,
         *provider.memory,
@@ -122,7 +123,11 @@ def lasting_options(provider: Provider, options: RuntimeOptions) -> tuple[tuple[
         "tunable_op_max_tuning_duration_ms",
     }
     superseding = {name: option for name, option in provider.superseding.items() if name in os.environ}
-    effective |= {option or name: os.environ[name] for name, option in superseding.items()}
+    libraries = options.ep_libraries
+    effective |= {
+        own_name(provider, option or name, libraries): os.environ[name] for name, option in superseding.items()
+    }
+    aside = {own_name(provider, name, libraries) for name in names}
     return tuple(sorted((name, str(value)) for name, value in effective.items() if name not in aside))
 
 

@@ -19,6 +19,7 @@ from sdort.errors.plain_text import library_reason
 from sdort.files.input_file import read_input
 from sdort.operator_library.library import resolve, tuning_table
 from sdort.operator_library.tuning_table import Entry, read_table
+from sdort.providers.plugins import own_name
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.tuning.bundle import MAX_TEXT, MIOPEN, OPS, TUNABLE, Bundle, BundleError, check_files
@@ -101,7 +102,8 @@ def _lay_out(
             entries += read_table(bundle.folder / OPS)
         folder.use_ops(tuning_table(), entries, options.tuning)
     name = provider.programs
-    if not name or name in options.provider_options:
+    given = {own_name(provider, each, options.ep_libraries) for each in options.provider_options}
+    if not name or own_name(provider, name, options.ep_libraries) in given:
         return options
     return replace(options, provider_options={**options.provider_options, name: str(folder.programs(key.programs))})
 

@@ -169,7 +169,7 @@ def test_a_session_that_left_the_option_off_is_refused(path: Path, monkeypatch: 
 
 def test_tuning_results_are_kept_apart(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here = Machine("gfx1100", 48, "7.0", MIGRAPHX.ep, "2.14", "onnxruntime-migraphx 1.27.1")
-    monkeypatch.setattr(key_module, "this_machine", lambda name, device_id: here)
+    monkeypatch.setattr(key_module, "this_machine", lambda *_: here)
     found = make_key(path, "unet", MIGRAPHX, RuntimeOptions("migraphx", custom_ops="off"), {})
     assert ("migraphx_bf16_enable", "1") in found.options
 

@@ -94,7 +94,7 @@ def here(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Any]:
     """This machine has HERE's card as its second one, and a library; what was asked is kept."""
     asked: list[Any] = []
 
-    def ask(provider: str, device_id: int = 0) -> Machine:
+    def ask(provider: str, device_id: int = 0, libraries: object = ()) -> Machine:
         asked.append((provider, device_id))
         return HERE if device_id == 1 else replace(HERE, compute_units=48)
 

@@ -89,7 +89,7 @@ def model(tmp_path: Path) -> Path:
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with several GPUs, no two alike."""
 
-    def ask(provider: str, device_id: int = 0) -> Machine:
+    def ask(provider: str, device_id: int = 0, libraries: object = ()) -> Machine:
         return replace(HERE, compute_units=HERE.compute_units + device_id)
 
     monkeypatch.setattr(keys, "this_machine", ask)
@@ -158,7 +158,7 @@ def test_how_a_run_searches_is_not_in_the_key(change: dict[str, Any], model: Pat
 @pytest.mark.usefixtures("machine")
 def test_bf16_is_in_the_key(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The provider's option is not asked for by the user: the model itself says it."""
-    monkeypatch.setattr("sdort.providers.bf16.flavour", lambda: Flavour("onnxruntime-migraphx", "1.27.1"))
+    monkeypatch.setattr("sdort.providers.session_settings.flavour", lambda: Flavour("onnxruntime-migraphx", "1.27.1"))
     options = RuntimeOptions("migraphx")
     plain = make_key(model, "unet", MIGRAPHX, options, {})
     proto = parser.parse_model(

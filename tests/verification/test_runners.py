@@ -86,7 +86,7 @@ def test_a_part_of_a_model_for_bf16_runs_in_bf16_unless_it_is_to_be_in_fp32(
     model.metadata_props.add(key=PRECISION_KEY, value=BF16)
     onnx.save(model, path)
     opened, migraphx = Opened(monkeypatch), PROVIDERS["migraphx"]
-    monkeypatch.setattr("sdort.providers.bf16.flavour", lambda: Flavour("onnxruntime-migraphx", "1.27.1"))
+    monkeypatch.setattr("sdort.providers.session_settings.flavour", lambda: Flavour("onnxruntime-migraphx", "1.27.1"))
     feeds = {"x": np.zeros((1, 4), np.float32)}
     graphs = GraphPair(
         "unet", path, path, RunConfiguration(migraphx, RuntimeOptions("migraphx", custom_ops="off")), feeds
