@@ -19,9 +19,9 @@ TITLES = {"Darwin": "macOS"}
 HEAD = """# Which provider for which card
 
 The best first; behind all of them is `cpu`. `--provider auto` tries them in this order where the installed ONNX
-Runtime has several. Names in `code` are what `--provider` takes; sdort has no provider yet for the others, and skips
-them. A number leads to a fact and its source. What was not measured on a card is not called fast. [How to
-install](install.md).
+Runtime has several, and `sdort doctor --measure` ends with the one for your machine. Names in `code` are what
+`--provider` takes; sdort has no provider yet for the others, and skips them. A number leads to a fact and its source.
+What was not measured on a card is not called fast. [How to install](install.md).
 
 """
 

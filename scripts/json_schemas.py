@@ -49,8 +49,10 @@ def documents() -> dict[str, type]:
     import sdort
 
     for module in pkgutil.walk_packages(sdort.__path__, "sdort."):
-        # The others are programs (roofline_worker) and what compilers read; no document is made there.
-        if not module.name.startswith(("sdort.custom_ops", "sdort.fusions")) and not module.name.endswith("__main__"):
+        # The others are programs (roofline_worker), what compilers read, another system's: no document is made there.
+        if not module.name.startswith(("sdort.custom_ops", "sdort.fusions")) and not module.name.endswith(
+            ("__main__", "windows_calls")
+        ):
             importlib.import_module(module.name)
     return dict(sorted(DOCUMENTS.items()))
 

@@ -17,12 +17,9 @@ H200, which is favourable to them. --update writes the tables into that file in 
 
 from __future__ import annotations
 
-import math
-import re
 import statistics
 import sys
 import warnings
-from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,41 +31,19 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tests"))
 
 import numpy as np
 import onnx
-import onnx_graphsurgeon as gs
-from kernel_counts import GPUS
 from support.full_exports import traced
 
-from sdort.benchmark.roofline import flops
+from sdort.checkup.prediction import BETWEEN, FITS, Fit, predicted, shares_of
+from sdort.checkup.rates import DEVICES, H200, MI210, Device
+from sdort.checkup.work import KINDS, Totals, Work, totals, works_of
 from sdort.graph.weights import Absent
 from sdort.lowering.steps import OptimizeOptions, optimize_model
 from sdort.onnx_io.load import from_proto
 from sdort.providers import load_target
-from sdort.rewrite.editor import Editor
 
-COUNTS = Path(__file__).resolve().parent.parent / "custom_ops" / "COUNTS.md"
 HEADING = "<!-- written by scripts/predict_times.py -->\n"
 END = "<!-- end -->\n"
-
-
-@dataclass(frozen=True)
-class Device:
-    """Published rates: bytes and fp16 matrix operations a second."""
-
-    name: str
-    provider: str
-    bandwidth: float
-    peak: float
-    architecture: str = ""
-
-
-H200 = Device("H200", "cuda", 4.8e12, 989.4e12)
-"""NVIDIA's data sheet (https://www.nvidia.com/en-us/data-center/h200/), SXM, without sparsity."""
-AMD = [
-    Device(gpu.name, "rocm", gpu.bandwidth * 1e9, gpu.peak * 1e12, gpu.architecture)
-    for gpu in GPUS
-    if gpu.architecture != "gfx90a"
-]
-"""Sources: custom_ops/COUNTS.md."""
+AMD = [device for device in DEVICES if device.provider == "rocm" and device != MI210]
 
 
 @dataclass(frozen=True)
@@ -81,9 +56,6 @@ class Run:
     side: int
     measured: Mapping[str, float]
     whole: float
-
-
-KINDS = ("convolutions", "products", "attention", "GroupNorm", "LayerNorm", "BiasSplitGelu", "sums", "phases")
 
 
 def _of_kinds(*microseconds: float) -> dict[str, float]:
@@ -106,39 +78,13 @@ RUNS = {
     ),
 }
 """One NVIDIA H200, driver 580.159, onnxruntime-gpu 1.31.1, fp16, random weights, scripts/gpu_kernels.py, 2026-11-26."""
-OWN = {"attention": "attention", "GroupNorm": "group_norm", "BiasSplitGelu": "bias_split_gelu", "sums": "bias_add",
-       "LayerNorm": "skip_layer_norm", "phases": "interleave_phases"}  # fmt: skip
-"""Kind -> the operator of sdort's library that does it on AMD GPUs."""
-FREE = {"Reshape", "Cast", "Unsqueeze", "Squeeze", "Shape", "Gather", "Identity", "Expand"}
-"""Operators that move nothing in the graph, or a few numbers."""
-
-
-@dataclass(frozen=True)
-class Work:
-    """What one node does at least."""
-
-    kind: str
-    flops: float
-    bytes: float
-
-    def roofline(self, device: Device) -> float:
-        """Microseconds."""
-        matrix = self.kind in ("convolutions", "products", "attention")
-        return 1e6 * max(self.bytes / device.bandwidth, self.flops / device.peak if matrix else 0)
 
 
 def works(run: Run, provider: str) -> list[Work]:
     """The nodes of a step, or of the decoder, as optimized for a provider."""
     model = graph_at(run)
     optimize_model(model, OptimizeOptions(load_target(provider), fp16=True, sdort_ops=True))
-    editor, depends = Editor(model), {"sample", "latent_sample"}
-    found = []
-    for node in model.graph.nodes:
-        if not depends.isdisjoint(tensor.name for tensor in node.inputs):
-            depends |= {tensor.name for tensor in node.outputs}
-            if node.op not in FREE:
-                found.append(work_of(node, editor))
-    return found
+    return works_of(model)
 
 
 def graph_at(run: Run) -> Any:
@@ -154,63 +100,6 @@ def graph_at(run: Run) -> Any:
             dims = [dim.dim_value for dim in value.type.tensor_type.shape.dim]
             proto.graph.initializer.add(name=value.name, data_type=onnx.TensorProto.FLOAT, dims=dims)
     return from_proto(proto, lambda t: Absent(t.name, t.dims, np.float32), built.component)
-
-
-def work_of(node: gs.Node, editor: Editor) -> Work:
-    inputs, outputs = ([shape_of(t, editor) for t in tensors if t.name] for tensors in (node.inputs, node.outputs))
-    kind = kind_of(node.op, [shape for _, shape in inputs])
-    name = node.op.removeprefix("Nhwc") if node.op.startswith("Nhwc") else node.op
-    done = convolution_flops(inputs, outputs) if "Conv" in name else flops(name, inputs, outputs)
-    sizes = {"float16": 2, "float32": 4}
-    moved = sum(sizes.get(dtype, 0) * math.prod(shape) for dtype, shape in [*inputs, *outputs])
-    return Work(kind, done or 0, moved)
-
-
-def convolution_flops(inputs: list[tuple[str, tuple[int, ...]]], outputs: list[tuple[str, tuple[int, ...]]]) -> int:
-    """Of a convolution whose filters are [outputs, ...], in either layout."""
-    return 2 * math.prod(outputs[0][1]) * math.prod(inputs[1][1][1:])
-
-
-def shape_of(tensor: gs.Tensor, editor: Editor) -> tuple[str, tuple[int, ...]]:
-    fact = editor.facts.of(tensor)
-    if fact.shape is None or fact.dtype is None or not all(isinstance(dim, int) for dim in fact.shape):
-        raise LookupError(f"the shape of {tensor.name} is not known: {fact}")
-    return fact.dtype.name, tuple(int(dim) for dim in fact.shape if isinstance(dim, int))
-
-
-def kind_of(op: str, shapes: list[tuple[int, ...]]) -> str:
-    """The kind of kernel that computes a node; convolutions of 1x1 are products in the profiles."""
-    if "Conv" in op:
-        filters = shapes[1]
-        inner = filters[1:3] if op.startswith("Nhwc") else filters[2:]
-        return "products" if math.prod(inner) == 1 else "convolutions"
-    ends = {"MatMul": "products", "Gemm": "products", "Attention": "attention", "GroupNorm": "GroupNorm",
-            "LayerNormalization": "LayerNorm", "SplitGelu": "BiasSplitGelu", "Phases": "phases"}  # fmt: skip
-    return next((kind for end, kind in ends.items() if op.endswith(end)), "sums")
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Time of a kind of kernel: ``factor`` times the rooflines, and ``launch`` microseconds for each node."""
-
-    factor: float
-    launch: float
-
-    def microseconds(self, rooflines: float, nodes: int, factor: float = 0) -> float:
-        """Of some nodes; ``factor`` if it is more than the fit's."""
-        return max(self.factor, factor) * rooflines + self.launch * nodes
-
-
-Totals = Mapping[str, tuple[float, int]]
-"""Kind -> the sum of its nodes' rooflines in microseconds, and how many they are."""
-
-
-def totals(found: Iterable[Work], device: Device) -> Totals:
-    sums: dict[str, tuple[float, int]] = {}
-    for work in found:
-        rooflines, nodes = sums.get(work.kind, (0.0, 0))
-        sums[work.kind] = rooflines + work.roofline(device), nodes + 1
-    return sums
 
 
 def fits_of(runs: Mapping[str, Totals]) -> dict[str, Fit]:
@@ -231,32 +120,15 @@ def fitted(rows: Any) -> Fit:
     return Fit(float(factor), float(launch))
 
 
-def predicted(of_run: Totals, fits: Mapping[str, Fit], between: float, shares: Mapping[str, float]) -> dict[str, float]:
-    """Microseconds by kind, and of what runs in no kernel of a kind: the part ``between`` of the whole."""
-    times = {
-        kind: fits[kind].microseconds(*of_run[kind], 1 / shares.get(OWN.get(kind, ""), 1.0))
-        for kind in KINDS
-        if kind in of_run and kind in fits
-    }
-    return {**times, "between": sum(times.values()) * between / (1 - between)}
-
-
 def between_of(runs: Iterable[str]) -> float:
     """The part of the time that is in no kernel of a kind: gaps, memory that is set, others."""
     return statistics.mean(1 - sum(RUNS[name].measured.values()) / RUNS[name].whole for name in runs)
 
 
-def shares_of(architecture: str) -> dict[str, float]:
-    """Operator of sdort's library -> the part of its time at best that the roofline is, the median of its shapes."""
-    table = COUNTS.read_text().partition(f"({architecture})")[2].partition("\n## ")[0]
-    found: dict[str, list[float]] = defaultdict(list)
-    operator = ""
-    for line in table.splitlines():
-        cells = [cell.strip() for cell in line.split("|")]
-        operator = cells[1].split()[0] if len(cells) > 2 and cells[1] else operator
-        if len(cells) > 2 and (share := re.fullmatch(r"(\d+)%", cells[-2])):
-            found[operator].append(min(float(share[1]) / 100, 1.0))
-    return {operator: statistics.median(values) for operator, values in found.items()}
+def settled(fits: Mapping[str, Fit], between: float) -> bool:
+    """Whether these are the numbers that ``sdort doctor --measure`` has of them, rounded."""
+    known = {kind: (round(fit.factor, 3), round(fit.launch, 2)) for kind, fit in fits.items()}
+    return known == {kind: (fit.factor, fit.launch) for kind, fit in FITS.items()} and round(between, 4) == BETWEEN
 
 
 MOST_ERROR = 0.25
@@ -322,6 +194,9 @@ def main() -> int:
         args.update.write_text(f"{before}{HEADING}\n{text}\n{END}{rest.partition(END)[2]}")
     else:
         print(text, end="")
+    if not args.run and not settled(fits_of(runs), between_of(runs)):
+        print("sdort/checkup/prediction.py has other FITS or another BETWEEN: write these there", file=sys.stderr)
+        near = False
     if not near:
         print(
             f"a run on the H200 is off by more than {MOST_ERROR:.0%}: the method is not fit for others", file=sys.stderr

@@ -52,27 +52,32 @@ def profile_component(task: Mapping[str, Any]) -> dict[str, Any]:
     return answer
 
 
-def roofs(provider: Provider, options: RuntimeOptions, side: int, copied: int) -> dict[str, float]:
-    """Bytes a second of negating a large tensor, and operations a second of a large product, both in fp16.
+def roofs(
+    provider: Provider, options: RuntimeOptions, side: int, copied: int, *, half: bool = True
+) -> dict[str, float]:
+    """Bytes a second of negating a large tensor, and operations a second of a large product.
 
     Args:
         side: of the square matrices.
         copied: bytes of the tensor.
+        half: in fp16; else in fp32.
     """
-    product = _seconds("MatMul", [(side, side), (side, side)], provider, options)
-    copy = _seconds("Neg", [(copied // 2,)], provider, options)
+    product = _seconds("MatMul", [(side, side), (side, side)], provider, options, half)
+    copy = _seconds("Neg", [(copied // (2 if half else 4),)], provider, options, half)
     return {"bandwidth": 2 * copied / copy, "peak": 2 * side**3 / product}
 
 
-def _seconds(operator: str, shapes: list[tuple[int, ...]], provider: Provider, options: RuntimeOptions) -> float:
+def _seconds(
+    operator: str, shapes: list[tuple[int, ...]], provider: Provider, options: RuntimeOptions, half: bool
+) -> float:
     """The median time of one node with inputs and output on the device."""
     ort = import_onnxruntime()
-    session = create_session(_model(operator, shapes), provider, replace(options, custom_ops=OFF))
+    session = create_session(_model(operator, shapes, half), provider, replace(options, custom_ops=OFF))
     binding = session.io_binding()
     device = provider.device or "cpu"
     rng = np.random.default_rng(0)
     for index, shape in enumerate(shapes):
-        value = rng.standard_normal(shape, np.float32).astype(np.float16)
+        value = rng.standard_normal(shape, np.float32).astype(np.float16 if half else np.float32)
         binding.bind_ortvalue_input(f"x{index}", ort.OrtValue.ortvalue_from_numpy(value, device, options.device_id))
     binding.bind_output("y", device, options.device_id)
     times = []
@@ -83,13 +88,13 @@ def _seconds(operator: str, shapes: list[tuple[int, ...]], provider: Provider, o
     return statistics.median(times[2:])
 
 
-def _model(operator: str, shapes: list[tuple[int, ...]]) -> bytes:
+def _model(operator: str, shapes: list[tuple[int, ...]], half: bool) -> bytes:
     from onnx import TensorProto, helper
 
-    half = TensorProto.FLOAT16
-    inputs = [helper.make_tensor_value_info(f"x{index}", half, shape) for index, shape in enumerate(shapes)]
+    dtype = TensorProto.FLOAT16 if half else TensorProto.FLOAT
+    inputs = [helper.make_tensor_value_info(f"x{index}", dtype, shape) for index, shape in enumerate(shapes)]
     node = helper.make_node(operator, [tensor.name for tensor in inputs], ["y"])
-    graph = helper.make_graph([node], "roof", inputs, [helper.make_tensor_value_info("y", half, shapes[0])])
+    graph = helper.make_graph([node], "roof", inputs, [helper.make_tensor_value_info("y", dtype, shapes[0])])
     content: bytes = helper.make_model(
         graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=10
     ).SerializeToString()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,6 +22,8 @@ Examples:
   sdort doctor                   would anything work, and what is missing
   sdort doctor --provider rocm   what keeps it from working; its options
   sdort doctor --provider cuda --device-id 1 --json
+  sdort doctor --measure         is it as fast as it should be, and if not, why
+  sdort doctor --measure -o figures.json   the same, and a file to send
 """
 )
 @click.option(
@@ -30,14 +33,35 @@ Examples:
     help="Check what this execution provider needs.",
 )
 @options_of(ExecutionOptions, only=["device_id"])
+@click.option(
+    "--measure",
+    is_flag=True,
+    help="Time a step and a decode, and say what is wrong: about a minute, on the first run on a GPU more.",
+)
+@click.option("--full", is_flag=True, help="With --measure: on a processor too, the sizes of a GPU. Takes long.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="With --measure: write its JSON here too."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(provider: str | None, device_id: int, as_json: bool) -> None:
+def command(
+    provider: str | None, device_id: int, measure: bool, full: bool, output: Path | None, as_json: bool
+) -> None:
     """Examine this machine: ONNX Runtime, GPUs, drivers, caches.
 
     It also checks libraries, permissions, disk and memory. It really loads each provider, because ONNX Runtime lists
     providers that do not load. The exit code is 0 if sdort run would use --provider (or, without it, any provider), and
     6 if not.
+
+    --measure runs the demo and a model of Stable Diffusion 1.5's size with random weights, and compares their times
+    with what this machine should reach. Its JSON names no user, host or file.
     """
+    if measure:
+        from sdort.cli.checkup_page import measured
+
+        measured(provider, device_id, full, output, as_json)
+        return
+    if full or output:
+        raise click.UsageError(f"{'--full' if full else '--output'} needs --measure")
     from sdort.console import conclude, emit_json, show
     from sdort.doctor.command import diagnose
     from sdort.errors import ProviderError

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from sdort.machine.nvml import Memory
+from sdort.machine.nvml import CardState, Memory
 from sdort.machine.system import System
 
 _KFD = "sys/class/kfd/kfd/topology/nodes"
@@ -102,6 +102,38 @@ def _amd_memory(system: System, device: str) -> Memory | None:
     """Of a GPU's own memory, as the amdgpu driver counts it."""
     total, used = (system.text(f"{device}/mem_info_vram_{kind}") or "" for kind in ("total", "used"))
     return Memory(int(total) - int(used), int(used)) if total.isdecimal() and used.isdecimal() else None
+
+
+def card_state(vendor: str, device_id: int, system: System | None = None) -> CardState | None:
+    """Clocks and power of a GPU at this moment; None where nothing tells."""
+    system = system or System()
+    if vendor == "nvidia":
+        nvml = system.nvml()
+        return nvml.state(device_id) if nvml else None
+    nodes = _visible([*_amd_nodes(system)], system) if vendor == "amd" else []
+    if not 0 <= device_id < len(nodes):
+        return None
+    return _amd_state(system, _device(nodes[device_id][2]))
+
+
+def _amd_state(system: System, device: str) -> CardState:
+    """As the amdgpu driver tells (Linux' documentation, "GPU Power/Thermal Controls and Monitoring").
+
+    Power is in microwatts and the clock in hertz; ``pp_dpm_sclk`` lists clocks as ``1: 2500Mhz``.
+    """
+
+    def number(name: str) -> float | None:
+        text = next(iter(system.texts(f"{device}/hwmon/hwmon*/{name}")), "")
+        return int(text) / 1e6 if text.isdecimal() else None
+
+    clocks = re.findall(r"(\d+)mhz", (system.text(f"{device}/pp_dpm_sclk") or "").lower())
+    return CardState(
+        clock=number("freq1_input"),
+        top_clock=max(map(float, clocks), default=None),
+        power=number("power1_average") or number("power1_input"),
+        power_limit=number("power1_cap"),
+        usual_limit=number("power1_cap_default"),
+    )
 
 
 def gfx_name(version: int) -> str | None:

@@ -12,11 +12,38 @@ from typing import Any, Protocol
 
 
 @dataclass(frozen=True)
+class CardState:
+    """How fast a GPU may run and runs, as its driver tells; None for what it does not.
+
+    Attributes:
+        clock: of its processors, in MHz.
+        top_clock: the highest that it has.
+        power: what it takes, in watts.
+        power_limit: the most that it may take.
+        usual_limit: the limit that it comes with.
+        hot: whether it is slowed down by heat.
+    """
+
+    clock: float | None = None
+    top_clock: float | None = None
+    power: float | None = None
+    power_limit: float | None = None
+    usual_limit: float | None = None
+    hot: bool = False
+
+
+@dataclass(frozen=True)
 class Memory:
     """Memory of a GPU in bytes, as its driver counts it for all programs."""
 
     free: int
     used: int
+
+
+_SM_CLOCK = 1
+"""NVML's number of the clock of the multiprocessors (nvml.h, ``NVML_CLOCK_SM``)."""
+_HEAT = 0x20 | 0x40
+"""``nvmlClocksThrottleReasonSwThermalSlowdown`` and ``...HwThermalSlowdown``."""
 
 
 class Management(Protocol):
@@ -27,6 +54,9 @@ class Management(Protocol):
 
     def memory(self, device_id: int) -> Callable[[], Memory | None] | None:
         """A function that reads the memory of the GPU that CUDA gives this number; None if there is none."""
+
+    def state(self, device_id: int) -> CardState | None:
+        """Clocks and power of the GPU that CUDA gives this number; None if there is none."""
 
 
 class Nvml:
@@ -65,6 +95,25 @@ class Nvml:
             return Memory(int(found.free), int(found.used))
 
         return read
+
+    def state(self, device_id: int) -> CardState | None:
+        handle, nvml = self._handle(device_id), self._nvml
+        if handle is None:
+            return None
+
+        def told(call: str, *more: Any) -> Any:
+            with suppress(nvml.NVMLError, AttributeError):  # an older binding has not every call
+                return getattr(nvml, call)(handle, *more)
+            return None
+
+        watts = [
+            told(f"nvmlDeviceGet{call}")
+            for call in ("PowerUsage", "PowerManagementLimit", "PowerManagementDefaultLimit")
+        ]
+        power, limit, usual = (None if each is None else each / 1000 for each in watts)
+        clock, top = (told(f"nvmlDeviceGet{call}", _SM_CLOCK) for call in ("ClockInfo", "MaxClockInfo"))
+        reasons = told("nvmlDeviceGetCurrentClocksThrottleReasons") or 0
+        return CardState(clock, top, power, limit, usual, bool(reasons & _HEAT))
 
     def _handle(self, device_id: int) -> Any:
         """The GPU that CUDA gives this number.

@@ -31,6 +31,7 @@ from support import native, task_parity, tiny_control, tiny_pipeline
 from support.pipelines import trace_folder
 from support.script_modules import SCRIPTS
 
+from sdort.checkup.prediction import Fit
 from sdort.cli import cli
 from sdort.demo.scenes import Scene, SceneShape, render
 from sdort.errors import ProviderError
@@ -45,6 +46,8 @@ pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore")]
 
 ROOT = SCRIPTS.parent
 ELSEWHERE = {
+    "card_table.py": "runtime/test_recommendation.py",
+    "checkup_graphs.py": "checkup/test_graphs.py",
     "cold_start.py": "benchmark/test_time_scripts.py",
     "own_time.py": "benchmark/test_time_scripts.py",
     "deep_cache.py": "benchmark/test_time_scripts.py",
@@ -579,7 +582,7 @@ def test_a_fit_finds_the_factor_and_the_launch() -> None:
     measured = [(work, nodes, 1.5 * work + 3 * nodes) for work, nodes in ((100.0, 10), (900.0, 10), (300.0, 70))]
     fit = predict_times.fitted(np.array([(work / time, nodes / time) for work, nodes, time in measured]))
     assert [fit.factor, fit.launch] == pytest.approx([1.5, 3])
-    assert predict_times.fitted(np.array([[0.5, 0.1]])) == predict_times.Fit(2, 0)
+    assert predict_times.fitted(np.array([[0.5, 0.1]])) == Fit(2, 0)
     assert fit.microseconds(100, 2, factor=4) == pytest.approx(406)
 
 

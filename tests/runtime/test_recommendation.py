@@ -7,12 +7,14 @@ from pathlib import Path
 
 import card_table
 import pytest
+from generated_files import REPOSITORY
 from support import machines
 from support.nvidia import Card, nvml
 
 from sdort.machine.system import System
 from sdort.providers import PROVIDERS, cards
 from sdort.providers.cards import GENERATIONS, LINUX, MACOS, SYSTEMS, WINDOWS, Way, generation_of, ways_on
+from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import probe
 from sdort.runtime.recommendation import auto_order, recommend
 
@@ -66,10 +68,10 @@ def test_auto_takes_what_is_recommended(tmp_path: Path, monkeypatch: pytest.Monk
             monkeypatch.setattr(
                 probe, "why_not", lambda each, _, loading=loading: None if each.name in (*loading, "cpu") else "no"
             )
-            taken, _ = probe.choose_provider(probe.RuntimeOptions("auto"))
+            taken, _ = probe.choose_provider(RuntimeOptions("auto"))
             if loading and set(loading) & {way.provider for way in ways_on(f"gfx{gfx}", LINUX)}:
                 assert taken.name == recommend((*loading, "cpu"), system, LINUX).provider
-            assert probe.expected_provider(probe.RuntimeOptions("auto")) == auto_order(ALL, system)[0]
+            assert probe.expected_provider(RuntimeOptions("auto")) == auto_order(ALL, system)[0]
 
 
 class Listing:
@@ -115,7 +117,7 @@ def test_every_fact_has_its_source_and_every_card_a_generation() -> None:
 
 
 def test_the_page_is_what_the_table_says() -> None:
-    page = (card_table.REPOSITORY / card_table.PAGE).read_text()
+    page = (REPOSITORY / card_table.PAGE).read_text()
     assert page == card_table.page()
     assert {way.source for each in GENERATIONS for found in each.ways.values() for way in found} == {
         line.partition("<")[2].rstrip(">).") for line in page.splitlines() if line[:1].isdecimal()
