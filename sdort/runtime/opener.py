@@ -45,7 +45,7 @@ def stop_all() -> None:
 
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
-FATAL, _WARNING = 4, 2
+FATAL, _ERROR = 4, 3
 """Severities of ONNX Runtime's log. Errors are raised too, and reported once, by us."""
 
 ALL, BASIC, NONE = "ORT_ENABLE_ALL", "ORT_ENABLE_BASIC", "ORT_DISABLE_ALL"
@@ -95,8 +95,9 @@ def create_session(
         raise NotLoadedError(provider, f"this ONNX Runtime was built without {provider.ep}")
     asked = provider_options(provider, options)
     chain: list[Any] | None = [FALLBACK] if provider.is_fallback else [(provider.ep, asked), FALLBACK]
-    # The default logger tells of libraries that do not load, and of every convolution plan that cuDNN rejects in a run.
-    onnxruntime.set_default_logger_severity(_WARNING if verbosity() >= VERBOSE else FATAL)
+    # The default logger's errors are libraries that do not load. It warns of every session whose provider is no plugin,
+    # and of every convolution plan that cuDNN rejects in a run.
+    onnxruntime.set_default_logger_severity(_ERROR if verbosity() >= VERBOSE else FATAL)
     left_out: Collection[str] = ()
     if resolve(options.custom_ops):
         model, folder, left_out = prepare_model(model)

@@ -453,7 +453,7 @@ def test_a_session_never_falls_back_in_the_middle_of_a_run(runtime: Callable[...
     assert not fake.falls_back_in_a_run
 
 
-@pytest.mark.parametrize(("verbosity", "severity"), [(console.QUIET, 4), (console.NORMAL, 4), (console.VERBOSE, 2)])
+@pytest.mark.parametrize(("verbosity", "severity"), [(console.QUIET, 4), (console.NORMAL, 4), (console.VERBOSE, 3)])
 def test_the_runtime_logs_warnings_under_verbose_only(
     verbosity: int, severity: int, runtime: Callable[..., FakeRuntime]
 ) -> None:
