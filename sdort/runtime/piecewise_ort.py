@@ -91,6 +91,10 @@ class PiecewiseOrt:
     def get_tuning_results(self) -> list[dict[str, Any]]:
         return [result for session in self.sessions for result in session.get_tuning_results()]
 
+    def needed(self, values: dict[str, Any], number: int) -> dict[str, Any]:
+        """Those of some tensors that pieces after this one take."""
+        return {name: value for name, value in values.items() if self.between[name].last > number}
+
     def io_binding(self) -> PiecewiseBinding:
         return PiecewiseBinding(self)
 
@@ -168,7 +172,7 @@ class PiecewiseBinding:
                 ort.streamed.end(number - first)
             made = dict(zip(ort.gives[number], binding.get_outputs(), strict=True))
             self._values.update((name, value) for name, value in made.items() if name in self._outputs)
-            between = {name: value for name, value in (between | made).items() if ort.between[name].last > number}
+            between = ort.needed(between | made, number)
 
     def get_outputs(self) -> list[Any]:
         """Outputs of the last run, in the order in which they were bound."""

@@ -63,13 +63,12 @@ class StreamedWeights:
         self._copies = DeviceStream(vendor, device_id) if vendor else None
         self._read = [self._copies.new_mark() for _ in range(2)] if self._copies else []
         """Marks behind the last run that reads a slot."""
-        if self._copies:
-            # Nothing is freed that is still copied from or to.
-            weakref.finalize(self, _end, vendor, self._copies.address).atexit = False
         self._locked = self._lock()
-        self._reader = None if self._locked else ThreadPoolExecutor(1, "sdort-offload")
+        self._reader = ThreadPoolExecutor(1, "sdort-offload")
         self._reading: dict[int, Future[None]] = {}
         """Reads that go on, by slot."""
+        # Nothing is freed that is still copied from or to.
+        weakref.finalize(self, _end, self._reader, vendor, self._copies.address if self._copies else 0).atexit = False
         self._held: list[int | None] = [None, None]
         """The piece whose weights each slot has, or is going to have."""
         self._seconds, self._copied = 0.0, 0
@@ -146,11 +145,13 @@ class StreamedWeights:
         if self._locked:
             self._copy(piece)
         else:
-            assert self._reader is not None
             earlier = self._reading.pop(slot, None)
             if earlier:
                 earlier.result()
-            self._reading[slot] = self._reader.submit(self._load, piece)
+            first, stored = slot * self._slot, self._pieces[piece]
+            places = [(first + offset, stored[name]) for name, offset in self._offsets[piece].items()]
+            waited = self._copies if self._stream else None
+            self._reading[slot] = self._reader.submit(_read, self.block, places, waited, *self._read[slot : slot + 1])
 
     def _copy(self, piece: int) -> None:
         """Ask for the copy from locked memory."""
@@ -163,21 +164,6 @@ class StreamedWeights:
         size, stream = ctypes.c_size_t(self.sizes[piece]), ctypes.c_void_p(self._copies.address)
         call(self._vendor, "MemcpyAsync", target, ctypes.c_void_p(source), size, _TO_DEVICE, stream)
         self._copies.set_mark(self._copies.marks[slot])
-
-    def _load(self, piece: int) -> None:
-        """Read the weights from the files, in the reader's thread."""
-        slot = piece % 2
-        if self._copies:
-            call_runtime(self._vendor, "SetDevice", self._device_id)
-            if self._stream:
-                self._copies.reach(self._read[slot])
-        buffer: Array = np.empty(STAGED, np.uint8)
-        for name, offset in self._offsets[piece].items():
-            place = slot * self._slot + offset
-            for part in self._pieces[piece][name].bytes_through(buffer):
-                self.block.write(place, part)
-                place += part.nbytes
-        self.block.synchronize()
 
     def _await_copy(self, piece: int) -> None:
         """Wait until a piece's weights are in its slot."""
@@ -201,6 +187,28 @@ def _fill(values: StoredValues, place: Array) -> None:
     deque(values.bytes_through(place), maxlen=0)
 
 
-def _end(vendor: str, stream: int) -> None:
-    with suppress(ProviderError):  # what failed first says more
-        call_runtime(vendor, "StreamSynchronize", ctypes.c_void_p(stream))
+def _read(
+    block: DeviceBlock, places: Sequence[tuple[int, StoredValues]], stream: DeviceStream | None, mark: int = 0
+) -> None:
+    """Read weights from the files to their places in a block, in a thread that does not hold who asked for it.
+
+    Args:
+        stream: of the device, where it is to reach ``mark`` before.
+    """
+    if block.vendor:
+        call_runtime(block.vendor, "SetDevice", block.device_id)
+    if stream:
+        stream.reach(mark)
+    buffer: Array = np.empty(STAGED, np.uint8)
+    for place, values in places:
+        for part in values.bytes_through(buffer):
+            block.write(place, part)
+            place += part.nbytes
+    block.synchronize()
+
+
+def _end(reader: ThreadPoolExecutor, vendor: str, stream: int) -> None:
+    reader.shutdown(cancel_futures=True)
+    if vendor:
+        with suppress(ProviderError):  # what failed first says more
+            call_runtime(vendor, "StreamSynchronize", ctypes.c_void_p(stream))

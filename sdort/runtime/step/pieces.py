@@ -7,7 +7,7 @@ filled while a piece computes from the other one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
 
@@ -73,16 +73,24 @@ def plan_pieces(
     counts = [count for count in counts if count <= len(reads)]
     if total <= room or not counts:
         return None
-    largest = max(size for _, size in reads)
+    largest, live = max(size for _, size in reads), _live(order)
 
-    def resident(count: int) -> float:
-        left = room - count * session_bytes - 2 * (total / count + largest)
-        return left * count / (count - 2) if count > 2 else min(left, 0)
+    def cuts(count: int) -> Iterator[PiecePlan]:
+        """Those whose pieces are as equal as one hopes, and as unequal as they may be; and none stays."""
+        for slot in (total / count, total / count + largest):
+            left = room - count * session_bytes - 2 * slot
+            yield _cut(order, reads, live, max(0, int(left * count / max(count - 2, 1))), count)
+        yield _cut(order, reads, live, 0, count)
 
-    count = max(counts, key=resident)
-    if resident(count) <= 0:
-        count = min(counts, key=lambda each: 2 * total / each + each * session_bytes)
-    return _cut(order, reads, max(0, int(resident(count))), count)
+    def taken(plan: PiecePlan) -> int:
+        return plan.held + (len(plan.ends) - plan.stays) * session_bytes
+
+    plans = [plan for count in counts for plan in cuts(count)]
+    return max(
+        (plan for plan in plans if taken(plan) <= room),
+        key=lambda plan: plan.resident,
+        default=min(plans, key=taken),
+    )
 
 
 def _first_reads(order: Sequence[onnx.NodeProto], weights: Mapping[str, int]) -> list[tuple[int, int]]:
@@ -96,10 +104,13 @@ def _first_reads(order: Sequence[onnx.NodeProto], weights: Mapping[str, int]) ->
     return found
 
 
-def _cut(order: Sequence[onnx.NodeProto], reads: Sequence[tuple[int, int]], resident: int, count: int) -> PiecePlan:
+def _cut(
+    order: Sequence[onnx.NodeProto], reads: Sequence[tuple[int, int]], live: Sequence[int], resident: int, count: int
+) -> PiecePlan:
     """Pieces that end where the fewest tensors live, between two nodes that read weights.
 
     Args:
+        live: :func:`_live` of the nodes.
         resident: the most bytes of weights that stay.
         count: of pieces of which the weights take turns, as equal as they can be.
     """
@@ -112,7 +123,6 @@ def _cut(order: Sequence[onnx.NodeProto], reads: Sequence[tuple[int, int]], resi
         least = (bounds[-1] if bounds else 0) + 1
         most = len(reads) - (count - number)
         bounds.append(min(max(sum(each <= aim for each in sums), least), most))
-    live = _live(order)
     places = [reads[bound - 1][0] + 1 for bound in bounds]
     nexts = [reads[bound][0] for bound in bounds]
     # Of places alike the last: what ONNX Runtime fuses with the node that reads weights is then in its piece.
