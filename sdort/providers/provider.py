@@ -201,6 +201,11 @@ class Provider:
         return self.ep == FALLBACK
 
     @property
+    def copies_inputs(self) -> bool:
+        """Whether it has memory of its own that no binding names: inputs are copied there when they are bound."""
+        return self.device is None and not self.is_fallback
+
+    @property
     def on_gpu(self) -> bool:
         """Whether it computes on a GPU, and not on the processor."""
         return bool(self.vendor)

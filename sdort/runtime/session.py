@@ -48,6 +48,7 @@ from sdort.runtime.opener import ALL, FATAL, create_session, stoppable
 from sdort.runtime.other_devices import OtherDevice
 from sdort.runtime.piecewise_ort import Offloaded, PiecewiseOrt
 from sdort.runtime.placed_weights import PlacedWeights, placeable
+from sdort.runtime.renewed_binding import RenewedBinding
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
 from sdort.runtime.step.deep_cut import cut_deep
@@ -382,6 +383,8 @@ class Session:
     def io_binding(self) -> Any:
         """An ``IOBinding`` of ONNX Runtime's with the weights that are inputs; the rest is its owner's."""
         binding = self.ort.io_binding()
+        if self.provider.copies_inputs:
+            binding = RenewedBinding(binding)
         for name, value in self._changing.items():
             binding.bind_ortvalue_input(name, value)
         return binding
@@ -403,9 +406,14 @@ class Session:
         number = self._number_of(graph)
         wait = not self.options.stream and (wait or self.stream is None)
         settings = self._settings(number, wait) if self.options.graph or not wait else self._quiet
-        self.guard(lambda: self.ort.run_with_iobinding(binding, settings))
+        self.guard(partial(self._run_bound, binding, settings))
         if self.pool and self.options.graph and number != UNRECORDED and graph not in self._recorded:
             self._recorded[graph] = (number, self.pool.sizes().state)
+
+    def _run_bound(self, binding: Any, settings: Any) -> None:
+        if isinstance(binding, RenewedBinding):
+            binding.renew()
+        self.ort.run_with_iobinding(binding, settings)
 
     def records(self, graph: int) -> bool:
         """Whether :meth:`run_bound` is going to record a graph, while no other thread may use the device's driver."""

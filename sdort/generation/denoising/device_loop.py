@@ -389,7 +389,7 @@ class StepAccumulator:
         """The sum before ``step``, or after the last."""
         buffers, copies = self.buffers, self.buffers.batch.copies
         flat = (copies, buffers.batch.elements)
-        binding = self.session.ort.io_binding()
+        binding = self.session.io_binding()
         binding.bind_input("rows", *self._rows.binding_arguments())
         binding.bind_input("weights", *self._weights.binding_arguments(step, self._weights.shape[1:]))
         binding.bind_input("own", *self._own.binding_arguments(step, self._own.shape[1:]))

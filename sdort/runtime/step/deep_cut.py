@@ -63,8 +63,8 @@ def cut_deep(model: onnx.ModelProto, depth: int, component: str) -> DeepCut:
     check_depth(len(hidden), depth, component)
     kept = hidden[depth - 1]
     inputs = graph_inputs(model.graph)
-    types, _ = tensor_types(model, inputs, model.graph.node)
-    parts = Parts(model, inputs, types)
+    types, shapes = tensor_types(model, inputs, model.graph.node)
+    parts = Parts(model, inputs, types, shapes)
     outputs = [info.name for info in model.graph.output]
     every = list(dict.fromkeys([*outputs, kept]))
     return DeepCut(

@@ -149,7 +149,7 @@ def cut_patches(model: onnx.ModelProto, patches: int, component: str) -> PatchCu
     points = PatchPoints(patches, tuple(cutter.points))
     captured = [given_by(name, number) for name in points.given for number in range(patches)]
     taken = [name for point in points.points for names in point.taken for name in names]
-    parts = Parts(model, cutter.inputs, cutter.types)
+    parts = Parts(model, cutter.inputs, cutter.types, cutter.shapes)
     inputs = list(cutter.inputs)
     return PatchCut(
         parts.model("whole", Needed(cutter.whole, inputs, []), [output, *captured]),
@@ -306,7 +306,7 @@ class _Cutter:
 
     def __init__(self, model: onnx.ModelProto, patches: int) -> None:
         self.inputs = graph_inputs(model.graph)
-        self.types, _ = tensor_types(model, self.inputs, model.graph.node)
+        self.types, self.shapes = tensor_types(model, self.inputs, model.graph.node)
         self.patch: list[onnx.NodeProto] = []
         self.whole: list[onnx.NodeProto] = []
         self.points: list[Point] = []

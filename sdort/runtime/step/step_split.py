@@ -11,7 +11,7 @@ read it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx
@@ -64,7 +64,7 @@ def split_step(model: onnx.ModelProto) -> StepSplit | None:
         return None
     found = _Dependences(model, inputs)
     prompt, rows = found.prompt_tensors(), found.timed_rows()
-    parts = Parts(model, inputs, found.types)
+    parts = Parts(model, inputs, found.types, found.shapes)
     outputs = [info.name for info in model.graph.output]
     step = parts.needed(outputs, prompt | rows.made)
     if {*outputs} & (prompt | rows.made) or not step.cut:
@@ -226,11 +226,16 @@ class Parts:
     """Cuts models out of one."""
 
     def __init__(
-        self, model: onnx.ModelProto, inputs: Mapping[str, onnx.ValueInfoProto], types: Mapping[str, int]
+        self,
+        model: onnx.ModelProto,
+        inputs: Mapping[str, onnx.ValueInfoProto],
+        types: Mapping[str, int],
+        shapes: Mapping[str, Sequence[object]],
     ) -> None:
         self._whole = model
         self._inputs = inputs
         self._types = types
+        self._shapes = shapes
         self._makers = {name: index for index, node in enumerate(model.graph.node) for name in node.output if name}
 
     def needed(self, names: Iterable[str], given: set[str], stops: Collection[str] = ()) -> Needed:
@@ -259,6 +264,8 @@ class Parts:
         graph.input.extend([*(self._inputs[name] for name in part.inputs), *map(self._declared, part.cut)])
         own = {info.name: info for info in self._whole.graph.output}
         graph.output.extend(own[name] if name in own else self._declared(name) for name in outputs)
+        made = {name for node in part.nodes for name in node.output} - {info.name for info in graph.output}
+        graph.value_info.extend(_of_any_sizes(info) for info in self._whole.graph.value_info if info.name in made)
         return self._with_constants(graph)
 
     def time_model(self, part: Needed, outputs: Iterable[str], rows: _TimedRows) -> onnx.ModelProto:
@@ -286,8 +293,12 @@ class Parts:
         return helper.make_tensor_value_info(name, self._types[name], ["rows", *rows.shapes[name]])
 
     def _declared(self, name: str) -> onnx.ValueInfoProto:
-        """A tensor between two parts: of a type, and of any shape."""
-        return helper.make_tensor_value_info(name, self._types[name], None)
+        """A tensor between two parts: of a type, and of any sizes.
+
+        How many axes it has is said where that is known: OpenVINO takes a tensor of no shape for a scalar.
+        """
+        axes = [None] * len(self._shapes[name]) if name in self._shapes else None
+        return helper.make_tensor_value_info(name, self._types[name], axes)
 
     def _with_constants(self, graph: onnx.GraphProto) -> onnx.ModelProto:
         """A model on a graph, with those of the whole one's initializers that it reads."""
@@ -302,6 +313,14 @@ class Parts:
         made.metadata_props.extend(self._whole.metadata_props)
         made.graph.CopyFrom(graph)
         return made
+
+
+def _of_any_sizes(info: onnx.ValueInfoProto) -> onnx.ValueInfoProto:
+    """A tensor of the whole graph in a part of it, where it may have other sizes: as many axes, which ONNX does not
+    infer through every operator."""
+    tensor = info.type.tensor_type
+    axes = [None] * len(tensor.shape.dim) if tensor.HasField("shape") else None
+    return helper.make_tensor_value_info(info.name, tensor.elem_type, axes)
 
 
 def _keep_needed(graph: onnx.GraphProto, names: set[str]) -> None:

@@ -1,0 +1,33 @@
+"""OpenVINO's plugin, which computes on Intel's processors alone, as a library that takes those of other vendors too.
+
+It really computes: only ONNX Runtime's answer to whose processor this is comes from ``any_vendor.c``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from functools import cache
+from pathlib import Path
+
+import pytest
+from support import native
+
+_SOURCE = Path(__file__).with_name("any_vendor.c")
+
+
+@cache
+def openvino_library() -> str:
+    """The library's path; the test is skipped where the plugin is not installed, which has no wheel for this machine."""
+    if importlib.util.find_spec("onnxruntime_ep_openvino") is None:
+        pytest.skip("onnxruntime-ep-openvino is not installed")
+    import onnxruntime_ep_openvino
+
+    plugin = onnxruntime_ep_openvino.get_library_path()
+
+    def build(folder: Path) -> None:
+        folder.mkdir()
+        command = ["cc", "-shared", "-fPIC", "-O1", f'-DPLUGIN="{plugin}"', str(_SOURCE), "-ldl"]
+        subprocess.run([*command, "-o", str(folder / "libany_vendor.so")], check=True)
+
+    return str(native.built({"any_vendor.c": _SOURCE.read_bytes(), "": plugin.encode()}, build) / "libany_vendor.so")
