@@ -18,7 +18,7 @@ _SOURCE = Path(__file__).with_name("any_vendor.c")
 
 @cache
 def openvino_library() -> str:
-    """The library's path; the test is skipped where the plugin is not installed, which has no wheel for this machine."""
+    """Path of the library; the test is skipped where the plugin is not installed."""
     if importlib.util.find_spec("onnxruntime_ep_openvino") is None:
         pytest.skip("onnxruntime-ep-openvino is not installed")
     import onnxruntime_ep_openvino
