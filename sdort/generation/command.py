@@ -41,7 +41,7 @@ from sdort.generation.requests.stages import Stage, total_calls, total_steps
 from sdort.generation.requests.typed_options import GenerationOptions
 from sdort.generation.result import Generation, Image, PeakMemory, any_flagged, joined, replaced_text, withheld_text
 from sdort.generation.resumed_prompts import Unfinished, find_unfinished, plan_unfinished, recorded_settings
-from sdort.generation.run_times import keep_speed, known_seconds
+from sdort.generation.run_times import OFFLOADED, keep_speed, known_seconds
 from sdort.generation.shared_devices import refuse_patches, refuse_shared, remark_on_devices
 from sdort.inspection.profile import measure_cases, remarks
 from sdort.machine.phases import phase
@@ -381,7 +381,7 @@ class PlannedRun:
     def seconds(self) -> float | None:
         """Estimated seconds, by the last runs of its kind on this machine; None where there was none."""
         device = device_names(self.provider, self.runtime.all_devices)
-        memory = self.runtime.memory or NORMAL
+        memory = OFFLOADED if self.runtime.offload else self.runtime.memory or NORMAL
         return known_seconds(self.folder, self.jobs, self.plans, self.provider.name, device, memory)
 
     def execute(self, *, placement: bool = False) -> Generation:
@@ -389,7 +389,15 @@ class PlannedRun:
 
         Args:
             placement: also open each component anew, and measure which operators run on which execution provider.
+
+        Raises:
+            UsageError: ``placement`` of a denoiser that is offloaded.
         """
+        if placement and self.runtime.offload:
+            raise UsageError(
+                "--placement looks at sessions that hold all weights, and --offload copies weights in every step",
+                hint="Leave one of the two out.",
+            )
         if not self.jobs and self.left.record:
             return _nothing_left(self.left, self.left.record)
         adaptable = self.runtime.adapters or any(job.requests[0].lora for job in self.jobs)

@@ -18,6 +18,8 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.providers import NORMAL
 
 _CACHE_LIMIT = 1 << 20
+OFFLOADED = "offloaded"
+"""In the place of a kind of memory: weights are copied in every step."""
 _MOST_KINDS = 64
 """Kinds of runs that are remembered of a pipeline, the latest ones."""
 
@@ -55,7 +57,7 @@ def keep_speed(folder: PipelineFolder, jobs: Sequence[Job], plans: Sequence[Requ
     cache, key = _cache(), _key(folder, result.provider, result.device)
     known = cache.load_json("speed", key)
     kinds: dict[str, Any] = known if isinstance(known, dict) else {}
-    kind = _kind(folder, job, result.memory)
+    kind = _kind(folder, job, OFFLOADED if result.offloaded else result.memory)
     kinds.pop(kind, None)
     latest = dict([*kinds.items(), (kind, vars(kept))][-_MOST_KINDS:])
     cache.store("speed", key, json.dumps(latest).encode())

@@ -89,7 +89,8 @@ class PiecewiseOrt:
         return dict(self.sessions[0].get_provider_options())
 
     def get_tuning_results(self) -> list[dict[str, Any]]:
-        return [result for session in self.sessions for result in session.get_tuning_results()]
+        found = [each for each in self.sessions if hasattr(each, "get_tuning_results")]
+        return [result for session in found for result in session.get_tuning_results()]
 
     def needed(self, values: dict[str, Any], number: int) -> dict[str, Any]:
         """Those of some tensors that pieces after this one take."""

@@ -959,6 +959,9 @@ def _open_pieces(
     room = free - options.step_bytes - others - spare_bytes(provider)
     plan = plan_pieces(graph.graph, sizes, room, provider.session_bytes)
     if plan is None:
+        detail(
+            f"--offload: all of the {component}'s weights fit, {size_text(sum(sizes.values()))} in {size_text(room)}"
+        )
         return None
     models = cut_pieces(graph, plan)
     own = [_those_of(model, weights) for model in models]

@@ -32,7 +32,10 @@ from sdort.generation.requests.request import Request
 from sdort.optimizer.command import optimize
 from sdort.pipelines.folder import open_folder
 from sdort.providers import CPU
+from sdort.runtime import placed_weights
+from sdort.runtime import session as session_module
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
+from sdort.runtime.step.pieces import plan_pieces
 from sdort.verification.metrics import psnr
 from sdort.workload.steering_inputs import all_residuals, residual_shapes
 
@@ -194,6 +197,20 @@ def test_models_that_steer_are_loaded_with_the_unet(made: Made, ours: Any) -> No
         two = [*CASES["two"][1](made), f"{made.out('adapter')}:{made.image(0)}"]
         assert in_turn(ours, low, PROMPT, control=two, **options) == {**once, "controlnet": 2, "t2i_adapter": 1}
         assert in_turn(sdort.load(made.out("pipeline"), provider="cpu"), low, PROMPT, **options) == once
+
+
+def test_a_steered_unet_may_be_in_pieces(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A ControlNet's residuals go to the piece that adds each; what ONNX Runtime would fuse across a cut may round."""
+    control = CASES["two"][1](made)
+    expected = _generate(ours, control)
+    monkeypatch.setattr(placed_weights, "LEAST", 1 << 8)
+    monkeypatch.setattr(
+        session_module, "plan_pieces", lambda graph, sizes, *_: plan_pieces(graph, sizes, 0, counts=[4])
+    )
+    with sdort.load(made.out("pipeline"), provider="cpu", offload=True) as pipeline:
+        found = _generate(pipeline, control)
+        assert pipeline._models.offloaded is not None
+    assert np.abs(found.astype(int) - expected.astype(int)).max() <= 1
 
 
 def test_steps_through_the_host_are_the_same(made: Made, ours: Any, monkeypatch: pytest.MonkeyPatch) -> None:

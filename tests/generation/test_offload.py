@@ -160,6 +160,22 @@ def test_a_provider_whose_sessions_hold_weights_is_refused() -> None:
         refuse_offload(MIGRAPHX, RuntimeOptions(offload=True))
 
 
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"deep_cache": 2, "deep_cache_depth": 1}, "--deep-cache runs a part"),
+        ({"placement": True}, "--placement looks at sessions that hold all weights"),
+    ],
+)
+def test_a_run_that_needs_all_weights_at_once_is_refused(
+    options: dict[str, Any], reason: str, folders: dict[str, Path], tmp_path: Path
+) -> None:
+    given = {**DRAWN, **options, "output": tmp_path / "a.png", "check": False}
+    with pytest.raises(UsageError, match=reason):
+        sdort.run(folders["unet"], PROMPT, provider="cpu", offload=True, **given)
+    assert not (tmp_path / "a.png").exists()
+
+
 # The estimate
 
 

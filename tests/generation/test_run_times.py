@@ -11,7 +11,7 @@ import pytest
 
 from sdort.generation import run_times
 from sdort.generation.requests.request import Request
-from sdort.generation.run_times import keep_speed, known_seconds
+from sdort.generation.run_times import OFFLOADED, keep_speed, known_seconds
 
 
 @pytest.fixture(autouse=True)
@@ -29,9 +29,11 @@ def result(count: int, calls: int, memory: str = "normal") -> Any:
     seconds = SimpleNamespace(load=2.0, encode=0.5 * -(-count // 4), denoise=3.0 * calls, decode=1.0 * count)
     opened = [] if memory == "normal" else [SimpleNamespace(seconds=1.5), SimpleNamespace(seconds=0.5)]
     seconds.load = 2.0 if memory == "normal" else 0.0
+    offloaded = object() if memory == OFFLOADED else None
     return SimpleNamespace(
-        images=[object()] * count, seconds=seconds, provider="cpu", device="a processor", opened=opened, memory=memory
-    )
+        images=[object()] * count, seconds=seconds, provider="cpu", device="a processor", opened=opened,
+        memory="low" if offloaded else memory, offloaded=offloaded,
+    )  # fmt: skip
 
 
 FOLDER: Any = SimpleNamespace(model_hash="hash", default_size=(512, 512))
@@ -57,13 +59,14 @@ def test_the_last_run_of_a_kind_tells_what_the_next_takes() -> None:
     assert known(job(steps=8, width=512, height=512)) == known(job(steps=8)), "the model's own size"
 
 
-def test_with_low_memory_each_job_loads() -> None:
-    keep([job(steps=4)], result(1, 4, "low"))
+@pytest.mark.parametrize(("kind", "other"), [("low", OFFLOADED), (OFFLOADED, "low")])
+def test_with_low_memory_each_job_loads(kind: str, other: str) -> None:
+    jobs = [job(steps=8), job(steps=4)]
+    keep([job(steps=4)], result(1, 4, kind))
     assert known(job(steps=4)) is None
-    low = known_seconds(
-        FOLDER, [job(steps=8), job(steps=4)], plans([job(steps=8), job(steps=4)]), "cpu", "a processor", "low"
-    )
-    assert low == pytest.approx(2 * 2 + 2 * 0.5 + 12 * 3 + 2 * 1)
+    found, unknown = (known_seconds(FOLDER, jobs, plans(jobs), "cpu", "a processor", each) for each in (kind, other))
+    assert found == pytest.approx(2 * 2 + 2 * 0.5 + 12 * 3 + 2 * 1)
+    assert unknown is None
 
 
 @pytest.mark.parametrize(
