@@ -21,7 +21,8 @@ HEAD = """# Which provider for which card
 The best first; behind all of them is `cpu`. `--provider auto` tries them in this order where the installed ONNX
 Runtime has several, and `sdort doctor --measure` ends with the one for your machine. Names in `code` are what
 `--provider` takes; sdort has no provider yet for the others, and skips them. A number leads to a fact and its source.
-What was not measured on a card is not called fast. [How to install](install.md).
+What was not measured on a card is not called fast: [what machines reach](../performance.md), [how to
+install](install.md).
 
 """
 

@@ -13,8 +13,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 
+from sdort.checkup.graphs import Load, shaped
 from sdort.checkup.rates import Device
-from sdort.checkup.work import KINDS, Totals
+from sdort.checkup.work import KINDS, Totals, Work, works_of
 from sdort.operator_library.library import source_folder
 
 OWN = {"attention": "attention", "GroupNorm": "group_norm", "BiasSplitGelu": "bias_split_gelu", "sums": "bias_add",
@@ -81,6 +82,12 @@ def shares_of(architecture: str) -> dict[str, float]:
         if len(cells) > 2 and (share := re.fullmatch(r"(\d+)%", cells[-2])):
             found[operator].append(min(float(share[1]) / 100, 1.0))
     return {operator: statistics.median(values) for operator, values in found.items()}
+
+
+@cache
+def counted(load: Load, provider: str, *, half: bool, own: bool) -> tuple[Work, ...]:
+    """The nodes of a component at one size, as it is optimized for a provider (:func:`sdort.checkup.graphs.shaped`)."""
+    return tuple(works_of(shaped(load, provider, half=half, own=own)))
 
 
 def expected_ms(of_run: Totals, device: Device) -> float:

@@ -15,8 +15,9 @@ from sdort.tables import counted
 
 SLOW = 2.0
 """Times what a step or a decode should take: less is what libraries and clocks differ by."""
-_SEARCH_S, _LONG_S = 3.0, 30.0
-"""Seconds of a first run beyond a later one: a search for kernels; a long one."""
+_SEARCH_S, _LONG_S = 15.0, 30.0
+"""Seconds of all first runs beyond later ones: of a second process that searches or compiles, and not only loads its
+libraries (1 to 2 s a component on an H200); and of a first one that takes long."""
 _NEAR_LIMIT, _NEAR_CLOCK, _NEAR_PEAK, _USED = 0.95, 0.7, 0.4, 0.6
 
 SLOWING = {
@@ -31,6 +32,15 @@ SLOWING = {
 """Variables of the environment that cost time where they are set and not 0."""
 OVERRIDING = "ORT_MIGRAPHX_"
 """Beginning of the names of variables that win over sdort's options."""
+
+
+CODES = (
+    "wrong-output", "gpu-idle", "provider-device", "provider-permission", "provider-driver", "provider-libraries",
+    "provider-architecture", "nodes-on-cpu", "not-ready", "kernels-not-kept", "first-run-long", "hot", "power-limit",
+    "low-clock", "slow-products", "disturbed", "processor-quota", "idle-processors", "slow-setting", "overridden",
+    "operators-not-built", "not-tuned", "vae-fp32", "other-provider",
+)  # fmt: skip
+"""The names of all reasons."""
 
 
 @dataclass(frozen=True)

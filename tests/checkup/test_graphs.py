@@ -11,10 +11,10 @@ import kernel_counts
 import numpy as np
 import pytest
 
-from sdort.checkup.graphs import COMPONENTS, DEMO, MODELS, TRUE_SIZE, UNET, Load, Noise, loads, shaped, template_of
-from sdort.checkup.prediction import FITS, expected_ms, predicted, roofline_ms, shares_of
+from sdort.checkup.graphs import COMPONENTS, DEMO, MODELS, TRUE_SIZE, UNET, Load, Noise, loads, template_of
+from sdort.checkup.prediction import FITS, counted, expected_ms, predicted, roofline_ms, shares_of
 from sdort.checkup.rates import DEVICES, H200, Device, published_rates
-from sdort.checkup.work import Work, kind_of, totals, works_of
+from sdort.checkup.work import Work, kind_of, totals
 from sdort.families.component_names import DECODER
 
 STEP, DECODE = Load(TRUE_SIZE, UNET, 2, 512, 512), Load(TRUE_SIZE, DECODER, 1, 512, 512)
@@ -46,14 +46,14 @@ def test_noise_is_finite_in_fp16_and_of_its_shape() -> None:
 def test_what_is_predicted_is_near_what_was_measured() -> None:
     """5.29 and 4.80 ms on the H200 (docs/measurements.md), in a graph of the device."""
     for load, measured in ((STEP, 5.285), (DECODE, 4.799)):
-        work = totals(works_of(shaped(load, "cuda", half=True, own=True)), H200)
+        work = totals(counted(load, "cuda", half=True, own=True), H200)
         assert expected_ms(work, H200) == pytest.approx(measured, rel=0.15)
         assert 0.2 < roofline_ms(work) / measured < 1
 
 
 def test_a_card_without_rates_is_compared_with_its_own() -> None:
     slow = Device("a card", "cuda", H200.bandwidth / 10, H200.peak / 10)
-    found = works_of(shaped(Load(DEMO, UNET, 2, 64, 64), "cuda", half=True, own=True))
+    found = counted(Load(DEMO, UNET, 2, 64, 64), "cuda", half=True, own=True)
     assert roofline_ms(totals(found, slow)) == pytest.approx(10 * roofline_ms(totals(found, H200)))
 
 

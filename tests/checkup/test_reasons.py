@@ -16,7 +16,7 @@ from sdort.checkup.command import CheckUp, image_seconds
 from sdort.checkup.figures import Figure, MachineFigures, Reason, plain
 from sdort.checkup.published import published_images
 from sdort.checkup.rates import H200
-from sdort.checkup.reasons import Evidence, find_reasons
+from sdort.checkup.reasons import CODES, Evidence, find_reasons
 from sdort.cli.checkup_page import show_page
 from sdort.machine.nvml import CardState
 from sdort.providers import PROVIDERS
@@ -53,7 +53,7 @@ CASES: dict[str, Mapping[str, Any]] = {
     "nodes-on-cpu": {"figures": [figure(on_cpu={"NhwcConv": 98})]},
     "not-ready": {"late": {"sd15's unet": 1200.0}},
     "kernels-not-kept": {"figures": [figure(first_s=40.0, again_s=38.0)]},
-    "first-run-long": {"figures": [figure(first_s=40.0, again_s=0.5)]},
+    "first-run-long": {"figures": [figure(first_s=40.0, again_s=2.0)]},
     "hot": {"state": replace(HEALTHY.state, hot=True)},
     "power-limit": {"state": replace(HEALTHY.state, power_limit=200)},
     "low-clock": {"state": replace(HEALTHY.state, clock=500)},
@@ -69,6 +69,11 @@ CASES: dict[str, Mapping[str, Any]] = {
     "vae-fp32": {"wide_decoders": ["dreamshaper"]},
     "other-provider": {"provider": PROVIDERS["migraphx"]},
 }  # fmt: skip
+
+
+def test_every_reason_has_a_case() -> None:
+    of_providers = {code for code in CODES if code.startswith("provider-")}
+    assert set(CODES) - of_providers == CASES.keys() - of_providers
 
 
 def codes(**changes: Any) -> list[str]:

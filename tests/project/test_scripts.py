@@ -60,6 +60,7 @@ ELSEWHERE = {
     "layout_benchmark.py": "benchmark/test_layout_benchmark.py",
     "measure_gpu.sh": "benchmark/test_measure_gpu.py",
     "ops_benchmark.py": "operator_library/test_ops_benchmark.py",
+    "performance_table.py": "checkup/test_performance_table.py",
     "option_keywords.py": "project/test_option_page.py",
     "serve_benchmark.py": "serving/test_operation.py",
     "shared_images.py": "benchmark/test_time_scripts.py",

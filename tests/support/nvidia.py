@@ -19,6 +19,12 @@ class Card:
     free: int | None = None
     used: int = 0
     identity: str = ""
+    clock: int | None = None
+    top_clock: int | None = None
+    watts: tuple[float | None, float | None, float | None] = (None, None, None)
+    """Power, its limit, and the limit that it comes with."""
+    reasons: int = 0
+    """Bits of why its clock is lowered."""
 
 
 class NVMLError(Exception):
@@ -37,6 +43,9 @@ def nvml(*cards: Card) -> Nvml:
         told = known(card.total if card.free is None else card.free)
         return SimpleNamespace(total=card.total, free=told, used=card.used)
 
+    def milliwatts(card: Card, index: int) -> int:
+        return int(known(card.watts[index]) * 1000)
+
     return Nvml(
         SimpleNamespace(
             NVMLError=NVMLError,
@@ -46,5 +55,11 @@ def nvml(*cards: Card) -> Nvml:
             nvmlDeviceGetName=lambda card: card.name,
             nvmlDeviceGetCudaComputeCapability=lambda card: known(card.capability),
             nvmlDeviceGetMemoryInfo=memory,
+            nvmlDeviceGetClockInfo=lambda card, kind: known(card.clock),
+            nvmlDeviceGetMaxClockInfo=lambda card, kind: known(card.top_clock),
+            nvmlDeviceGetPowerUsage=lambda card: milliwatts(card, 0),
+            nvmlDeviceGetPowerManagementLimit=lambda card: milliwatts(card, 1),
+            nvmlDeviceGetPowerManagementDefaultLimit=lambda card: milliwatts(card, 2),
+            nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: card.reasons,
         )
     )
