@@ -7,6 +7,7 @@ import gc
 import itertools
 from collections import deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -205,7 +206,7 @@ def run(device: Device, folder: Path, count: int, *, stream: bool, copies_first:
         for number in range(count):
             streamed.begin(number)
             if compute:
-                device.ask(compute.address, lambda number=number: look(number))
+                device.ask(compute.address, partial(look, number))
             else:
                 look(number)
             streamed.end(number)

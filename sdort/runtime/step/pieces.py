@@ -152,8 +152,8 @@ def cut_pieces(model: onnx.ModelProto, plan: PiecePlan) -> list[onnx.ModelProto]
     what those after it read. They share nothing with ``model``, and its external data stays where it is."""
     graph = model.graph
     inputs, order = graph_inputs(graph), running_order(graph.node)
-    types, _ = tensor_types(model, inputs, graph.node)
-    parts, outputs = Parts(model, inputs, types), {info.name for info in graph.output}
+    types, shapes = tensor_types(model, inputs, graph.node)
+    parts, outputs = Parts(model, inputs, types, shapes), {info.name for info in graph.output}
     made = {
         name: number
         for number, (first, end) in enumerate(pairwise((0, *plan.ends)))
