@@ -34,7 +34,7 @@ from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.activations import activation_bytes, between_bytes, step_graph
 from sdort.runtime.placed_weights import placeable
 from sdort.runtime.session import Session, spare_bytes
-from sdort.runtime.step.pieces import COUNTS, plan_pieces
+from sdort.runtime.step.pieces import plan_pieces
 from sdort.runtime.step.prepared_tensors import Prepared, prepared_tensors, rows_bytes, split_file
 from sdort.tables import size_text
 from sdort.workload.cases import Case
@@ -485,7 +485,7 @@ def pieces_bytes(file: ComponentFile, latents: tuple[int, int, int], provider: P
     Args:
         latents, tokens: as :func:`unet_bytes` takes them.
     """
-    plan = plan_pieces(step_graph(file), file.derived(_step_weights), 0, counts=COUNTS[-1:])
+    plan = plan_pieces(step_graph(file), file.derived(_step_weights), 0)
     return between_bytes(file, Sample(*latents, tokens), provider, plan.ends) if plan else 0
 
 

@@ -974,7 +974,7 @@ def _open_pieces(
         values = resident.initializers if resident and not number else streamed.values(number - plan.stays)
         sessions.append(_created(model, start, values, pool, stream, packs=False))
     seconds = plan.streamed / streamed.speed
-    tell = say if graph.graph.name.endswith(".step") else detail
+    tell = detail if graph.graph.name.endswith((".prompt", ".time")) else say
     tell(
         f"--offload: {size_text(plan.resident)} of {size_text(sum(plan.sizes))} of the {component}'s weights stay in "
         f"{provider.name}'s memory; {size_text(plan.streamed)} are copied in every step in {len(streamed.sizes)} "

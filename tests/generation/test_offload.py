@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -120,6 +121,16 @@ def test_a_denoiser_in_pieces_draws_the_same(
     assert 0 < step.offloaded.streamed <= sum(step.streamed.sizes)
     assert step.streamed.block.nbytes == 2 * max(step.streamed.sizes)
     assert found.memory == "low"
+
+
+def test_no_slot_stays_when_images_are_done(folders: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    orts = opened(monkeypatch, 0, 4)
+    with sdort.load(folders["unet"], provider="cpu", check=False, offload=True) as pipeline:
+        pipeline.generate(PROMPT, **DRAWN)
+        blocks = [weakref.ref(each.streamed.block) for each in orts]
+        assert len(blocks) == 3  # of the prompt, of timesteps, and of the step
+        orts.clear()
+        assert [block() for block in blocks] == [None] * 3
 
 
 @pytest.mark.parametrize("kind", ["unet", "transformer", "int4"])

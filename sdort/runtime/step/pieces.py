@@ -7,6 +7,7 @@ filled while a piece computes from the other one.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
@@ -115,14 +116,14 @@ def _cut(
         count: of pieces of which the weights take turns, as equal as they can be.
     """
     sums = list(accumulate(size for _, size in reads))
-    staying = sum(each <= resident for each in sums[:-count])
+    staying = min(bisect_right(sums, resident), len(sums) - count)
     kept = sums[staying - 1] if staying else 0
     bounds = [staying] if staying else []
     for number in range(1, count):
         aim = kept + number * (sums[-1] - kept) / count
         least = (bounds[-1] if bounds else 0) + 1
         most = len(reads) - (count - number)
-        bounds.append(min(max(sum(each <= aim for each in sums), least), most))
+        bounds.append(min(max(bisect_right(sums, aim), least), most))
     places = [reads[bound - 1][0] + 1 for bound in bounds]
     nexts = [reads[bound][0] for bound in bounds]
     # Of places alike the last: what ONNX Runtime fuses with the node that reads weights is then in its piece.
