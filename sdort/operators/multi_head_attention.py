@@ -141,15 +141,26 @@ def any_mask(call: Call) -> str | None:
 
 def on_rocm(call: Call) -> str | None:
     """The ROCm kernel ignores ``unidirectional``, refuses a bias, and reads a mask as one of every prompt and head
-    (onnxruntime/contrib_ops/rocm/bert/batched_gemm_softmax_gemm_permute_pipelines.cuh: strides of G1 * M * N).
+    (onnxruntime/contrib_ops/rocm/bert/batched_gemm_softmax_gemm_permute_pipelines.cuh: ``bias [B,N,S,T]``).
     """
     if call.attributes["unidirectional"]:
         return "MultiHeadAttention has no causal form on ROCm"
     if call.has("bias"):
         return "MultiHeadAttention takes no bias on ROCm"
-    if call.has("attention_bias"):
+    if call.has("attention_bias") and not is_of_every_head(call):
         return "MultiHeadAttention repeats no mask over prompts and heads on ROCm"
     return any_mask(call)
+
+
+def is_of_every_head(call: Call) -> bool:
+    """Whether a mask has all of [batch, heads, queries, keys]."""
+    mask, q, k = (call.shape(name) for name in ("attention_bias", "query", "key"))
+    return (
+        mask is not None
+        and q is not None
+        and k is not None
+        and mask == (q[0], call.attributes["num_heads"], q[1], k[1])
+    )
 
 
 def apart(call: Call) -> str | None:

@@ -21,10 +21,11 @@ import onnx_graphsurgeon as gs
 from onnx import TensorProto, helper
 
 from sdort.errors import BadModelError
+from sdort.graph import float16
 from sdort.graph.symbolic import Dim, Shape
 from sdort.rewrite.causal_masks import is_causal
 from sdort.rewrite.editor import Editor, producer
-from sdort.rewrite.masks import extremes
+from sdort.rewrite.masks import closes_keys, extremes
 
 _KNOWN = frozenset({"scale", "is_causal", "softcap", "softmax_precision", "q_num_heads", "kv_num_heads"})
 _KNOWN |= {"qk_matmul_output_mode"}
@@ -78,6 +79,10 @@ class _Rewrite:
             raise self._error(f"{self.heads} query heads cannot share {self.kv_heads} key heads")
         self.size, key_size = self._size(shapes[0], self.heads), self._size(shapes[1], self.kv_heads)
         self.value_size = self._size(shapes[2], self.kv_heads)
+        mask = self._input(MASK)
+        masked = () if mask is None else self._shape(mask, "mask")
+        self.masks_heads = len(masked) > 2 and masked[-3] != 1
+        """Whether heads may have masks of their own."""
         if self.size != key_size:
             raise self._error(f"query heads of {self.size} do not fit key heads of {key_size}")
 
@@ -164,8 +169,13 @@ class _Rewrite:
 
     def _finish(self, core: gs.Tensor, open_rows: gs.Tensor | None, result: gs.Tensor) -> None:
         """Rows that are closed become 0, and heads get their own axis again."""
+        if open_rows is not None and not self.masks_heads:
+            outputs: Any = 1 if self.apart else [result]
+            core = self.editor.op("Where", [open_rows, core, self._number(0.0)], outputs=outputs)
+            if not self.apart:
+                return
         rows = self.editor.op("Reshape", [core, self.editor.ints([0, 0, self.heads, self.value_size])])
-        if open_rows is not None:
+        if open_rows is not None and self.masks_heads:
             rows = self.editor.op("Where", [open_rows, rows, self._number(0.0)])
         if self.apart:
             self.editor.node("Transpose", [rows], {"perm": [0, 2, 1, 3]}, outputs=[result])
@@ -239,7 +249,16 @@ class _Rewrite:
         mask = self._reaching(mask, shape, key)
         if len(shape) < 4:
             mask = self.editor.op("Unsqueeze", [mask, self.editor.ints(range(4 - len(shape)))])
-        return mask
+        return self._held(mask)
+
+    def _held(self, mask: gs.Tensor) -> gs.Tensor:
+        """The mask as fp16 holds it, where the numbers beyond that close keys for all queries alike: fp16 models close
+        with the lowest number of fp16 themselves. Only where no key at all is open, which no prompt has, it differs.
+        """
+        if not self.editor.half or not extremes(self.editor, mask).beyond_half or not closes_keys(self.editor, mask):
+            return mask
+        bounds = [self._number(-float16.LARGEST), self._number(float16.LARGEST)]
+        return self.editor.op("Clip", [mask, *bounds])
 
     def _reaching(self, mask: gs.Tensor, shape: Shape, key: gs.Tensor) -> gs.Tensor:
         """Keys behind the mask's end are closed."""
@@ -275,7 +294,8 @@ class _Rewrite:
         return editor.op("Where", [seen, self._number(0.0) if explicit is None else explicit, self._number(-np.inf)])
 
     def _open_rows(self, explicit: gs.Tensor, mask: gs.Tensor) -> gs.Tensor | None:
-        """Which rows have an open key, [batch, rows, heads, 1]; None where all have. A causal mask closes no row.
+        """Which rows have an open key, [batch, rows, 1], of a mask of each head [batch, rows, heads, 1]; None where all
+        have. A causal mask closes no row.
 
         Counted in integers: CUDA's ReduceMax of nothing but minus infinities is the lowest finite number.
         """
@@ -284,7 +304,11 @@ class _Rewrite:
             return None
         keys = editor.op("Cast", [editor.op("Greater", [mask, self._number(-np.inf)])], {"to": TensorProto.INT32})
         some = editor.op("ReduceMax", [keys, editor.ints([-1])], {"keepdims": 1})
-        rows = editor.op("Transpose", [some], {"perm": [0, 2, 1, 3]})
+        rows = (
+            editor.op("Transpose", [some], {"perm": [0, 2, 1, 3]})
+            if self.masks_heads
+            else editor.op("Squeeze", [some, editor.ints([1])])
+        )
         return editor.op("Cast", [rows], {"to": TensorProto.BOOL})
 
     # --- the second result ---
@@ -316,7 +340,11 @@ class _Rewrite:
             shares = self._cast(shares)
         if open_rows is None:
             return shares
-        by_head = self.editor.op("Transpose", [open_rows], {"perm": [0, 2, 1, 3]})
+        by_head = (
+            self.editor.op("Transpose", [open_rows], {"perm": [0, 2, 1, 3]})
+            if self.masks_heads
+            else self.editor.op("Unsqueeze", [open_rows, self.editor.ints([1])])
+        )
         return self.editor.op("Where", [by_head, shares, self._number(0.0)])
 
     # --- small things ---

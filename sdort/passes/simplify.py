@@ -14,6 +14,7 @@ from onnx import helper
 from sdort.graph.signature import Array
 from sdort.graph.symbolic import Dim, Shape, is_natural, numbers
 from sdort.graph.weights import Weight
+from sdort.passes.always_true import choose_without_condition, drop_true_operand
 from sdort.passes.fold import RANDOM_OPERATORS
 from sdort.rewrite.editor import Editor, array, producer, scalar
 from sdort.rewrite.inference.facts import plain_attributes
@@ -363,6 +364,8 @@ RULES: tuple[RewriteRule, ...] = (
     _split_slices,
     _split_sequence,
     _even_split,
+    choose_without_condition,
+    drop_true_operand,
 )
 
 

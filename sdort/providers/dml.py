@@ -81,9 +81,11 @@ def _attention(call: Call) -> str | None:
     """``unidirectional`` is not read, and a mask is one of every prompt and head
     (DmlOperatorMultiHeadAttention.cpp).
     """
+    from sdort.operators.multi_head_attention import is_of_every_head  # --help needs it not
+
     if call.attributes["unidirectional"]:
         return f"{_name(call)} has no causal form in DirectML"
-    if call.has("attention_bias"):
+    if call.has("attention_bias") and not (call.has("query") and is_of_every_head(call)):
         return f"{_name(call)} repeats no mask over prompts and heads in DirectML"
     dtype = call.dtype("query") or call.dtype("input")
     if dtype is not None and dtype.name not in ("float32", "float16"):

@@ -57,6 +57,8 @@ def extremes(editor: Editor, tensor: gs.Tensor) -> Extremes:
             infinite = infinite or bool(np.isinf(values).any())
         elif node is None or isinstance(current, gs.Constant):
             infinite |= moved
+        elif _is_clipped(node):
+            continue  # whatever it was
         elif node.op in _MOVES | _SCALES and not node.domain:
             added |= node.op in ("Add", "Sub", "Sum")
             stack.extend((t, moved and node.op in _MOVES) for t in node.inputs if t.name)
@@ -64,6 +66,22 @@ def extremes(editor: Editor, tensor: gs.Tensor) -> Extremes:
             infinite |= node.op in ("Log", "Loop", "If", "Scan")
     infinite |= added and largest > _HALF_OF_ALL
     return Extremes(infinite, largest > float16.LARGEST)
+
+
+def closes_keys(editor: Editor, tensor: gs.Tensor) -> bool:
+    """Whether what a mask has beyond fp16 is the same for all queries: of [..., 1, keys]."""
+    stack = [tensor]
+    while stack:
+        current = stack.pop()
+        if not extremes(editor, current).beyond_half:
+            continue
+        shape, node = editor.shape(current), producer(current)
+        if shape is not None and (len(shape) < 2 or shape[-2] == 1):
+            continue
+        if node is None or node.domain or node.op not in ("Add", "Sub", "Sum", "Expand", "Identity", "Cast"):
+            return False
+        stack.extend(t for t in node.inputs if t.name and _floats(editor, t))
+    return True
 
 
 def cone(editor: Editor, tensor: gs.Tensor) -> list[gs.Node]:
@@ -78,6 +96,14 @@ def cone(editor: Editor, tensor: gs.Tensor) -> list[gs.Node]:
         nodes[id(node)] = node
         stack.extend(t for t in node.inputs if t.name)
     return list(nodes.values())
+
+
+def _is_clipped(node: gs.Node) -> bool:
+    """Whether a node bounds its result by numbers that fp16 holds."""
+    if node.op != "Clip" or node.domain or len(node.inputs) < 3:
+        return False
+    bounds = [array(tensor, 1) if tensor.name else None for tensor in node.inputs[1:3]]
+    return all(bound is not None and abs(float(bound.item())) <= float16.LARGEST for bound in bounds)
 
 
 def _floats(editor: Editor, tensor: gs.Tensor) -> bool:

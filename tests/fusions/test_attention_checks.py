@@ -222,13 +222,14 @@ def optimized(
 
 
 WITH_KERNEL = {name for name in PROVIDER_NAMES if f"{MICROSOFT}.MultiHeadAttention" in load_target(name).conditions}
+MASKED = {"rocm", "cuda", "cpu", "dml"}
 FUSED = {
     "plain": ({}, WITH_KERNEL),
-    "mask": ({"more": ", float[1, 1, 5, 7] m", "inputs": "q, k, v, m"}, {"cuda", "cpu"}),
+    "mask": ({"more": ", float[1, 1, 5, 7] m", "inputs": "q, k, v, m"}, MASKED),
     "softcap": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softcap = 2.0"}, set()),
     "softmax in float64": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 11"}, set()),
     "softmax in float32": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, softmax_precision = 1"}, WITH_KERNEL),
-    "not square": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, is_causal = 1"}, {"cuda", "cpu"}),
+    "not square": ({"attrs": "q_num_heads = 4, kv_num_heads = 4, is_causal = 1"}, MASKED),
 }
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from support.small_graphs import Array, edit
 
-from sdort.rewrite.masks import Extremes, cone, extremes
+from sdort.rewrite.masks import Extremes, closes_keys, cone, extremes
 
 CONSTANTS = """<int64[1] axis = {0}, int64[2] shape = {7, 5}, int64[3] wide = {2, 5, 7}, int64[1] zero = {0},
 int64[1] two = {2}, int64[2] twice = {2, 1}, int64[2] places = {1, 0}, int64[4] pads = {0, 1, 2, 0}, float one = {1.0},
@@ -98,3 +98,30 @@ def test_the_cone_is_what_is_looked_through() -> None:
     nodes = cone(editor, editor.graph.outputs[0])
     assert sorted(node.op for node in nodes) == ["Add", "Cast", "Mul", "Neg", "Where"]
     assert len({id(node) for node in nodes}) == len(nodes)
+
+
+KEYS = {
+    "of all keys": ("a = Mul (keys, low)  y = Add (a, bias)", True),
+    "of all keys, repeated": ("a = Mul (keys, low)  b = Expand (a, wide)  y = Add (bias, b)", True),
+    "of each query": ("a = Mul (bias, low)  y = Add (a, keys)", False),
+    "of each query, chosen": ("c = Greater (bias, keys)  y = Where (c, bias, low)", False),
+    "what fp16 holds": ("y = Add (keys, bias)", True),
+}
+
+
+@pytest.mark.parametrize(("body", "wanted"), KEYS.values(), ids=KEYS)
+def test_what_closes_keys_for_all_queries_alike(body: str, wanted: bool) -> None:
+    given = "float[2, 1, 1, 7] keys, float[1, 3, 5, 7] bias"
+    constants = "<float low = {-3.4e38}, int64[4] wide = {2, 1, 5, 7}>"
+    used = constants if "wide" in body else constants.replace(", int64[4] wide = {2, 1, 5, 7}", "")
+    used = used if "low" in body else ""
+    editor = edit(f"g ({given}) => (float[] y) {used} {{ {body} }}")
+    assert closes_keys(editor, editor.graph.outputs[0]) is wanted
+
+
+def test_a_mask_that_is_clipped_holds_nothing_beyond_fp16() -> None:
+    text = "g (float[5, 7] m) => (float[] y) <float low = {LOW}, float high = {65504.0}, float much = {-3.4e38}> {"
+    text += " a = Mul (m, much)  y = Clip (a, low, high) }"
+    for low, held in (("-65504.0", True), ("-1e6", False)):
+        editor = edit(text.replace("LOW", low))
+        assert extremes(editor, editor.graph.outputs[0]).beyond_half is not held

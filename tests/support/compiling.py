@@ -29,7 +29,8 @@ MACHINE = Machine("gfx1201", 64, "HIP 7.0.0", STAND_IN.ep, "1.27.1", "onnxruntim
 
 def shape_of_largest(shapes: Mapping[str, list[int]]) -> tuple[int, ...]:
     """The dimensions of the input that has the most of them."""
-    return tuple(max(shapes.values(), key=lambda dims: len(dims)))
+    longest: list[int] = max(shapes.values(), key=len)
+    return tuple(longest)
 
 
 @contextmanager

@@ -148,9 +148,21 @@ def _pad(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
 
 @rule("Split")
 def _split(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
-    """Into pieces whose sizes are computed, as those of a sequence that two were joined to."""
-    if len(facts) < 2 or facts[1].value is None or facts[0].shape is None:
+    """Into pieces whose sizes are computed, as those of a sequence that two were joined to; and lists of numbers."""
+    shape, value = facts[0].shape, facts[0].value
+    if shape is None:
         return None
-    axis = node.attrs.get("axis", 0) % len(facts[0].shape)
-    before, after = facts[0].shape[:axis], facts[0].shape[axis + 1 :]
-    return [Fact(facts[0].dtype, (*before, size, *after)) for size in facts[1].value]
+    sizes = facts[1].value if len(facts) > 1 else None
+    if sizes is None and len(facts) < 2 and value is not None and len(value) % len(node.outputs) == 0:
+        sizes = (len(value) // len(node.outputs),) * len(node.outputs)
+    if sizes is None:
+        return None
+    axis = node.attrs.get("axis", 0) % len(shape)
+    before, after = shape[:axis], shape[axis + 1 :]
+    lengths = numbers(sizes) if value is not None and len(shape) == 1 else None
+    ends = [] if lengths is None else [sum(lengths[: index + 1]) for index in range(len(lengths))]
+    values = [value[end - size : end] for end, size in zip(ends, lengths, strict=True)] if value and lengths else []
+    return [
+        Fact(facts[0].dtype, (*before, size, *after), values[index] if values else None)
+        for index, size in enumerate(sizes)
+    ]
