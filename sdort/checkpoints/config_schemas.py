@@ -152,6 +152,9 @@ TRANSFORMER = record(
         "guidance_embeds": FLAG,
         "axes_dims_rope": list_of(_WIDTH, 1, 8),
         "qk_norm": _NAME_OR_NULL | _FLAG_OR_NULL,
+        # of ChromaTransformer2DModel
+        **dict.fromkeys(("approximator_num_channels", "approximator_hidden_dim"), _WIDTH),
+        "approximator_layers": whole(0, 256),
         # of ZImageTransformer2DModel
         **dict.fromkeys(("dim", "n_heads", "n_kv_heads", "cap_feat_dim"), _WIDTH),
         "n_layers": whole(1, 256),

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from sdort.demo.tokenizer import MERGES
-from sdort.families.data import flux, sd1, sd2, sd3, sdxl, sdxl_refiner, z_image
+from sdort.families.data import chroma, flux, sd1, sd2, sd3, sdxl, sdxl_refiner, z_image
 from sdort.families.family import Config, Family
 from sdort.families.scheduler_configs import DDIM_V
 from sdort.families.unet import INPAINTING
@@ -125,6 +125,8 @@ QWEN3_4B: Config = {
 FLUX_DEV: Config = {"guidance_embeds": True}
 """Else as diffusers' class begins, as is the whole of FLUX.1-schnell's."""
 FLUX_SCHNELL: Config = {"guidance_embeds": False}
+CHROMA: Config = {}
+"""As diffusers' class begins."""
 
 # Stable Diffusion 1.5's shape, narrowed: the same levels and blocks, one layer a block instead of two, and head sizes
 # of 16 and 32 instead of 40 to 160. GPU kernels of GroupNorm want an even number of channels in each of the 32 groups,
@@ -200,6 +202,12 @@ _TINY_FLUX: Config = {
     "guidance_embeds": True,
     "axes_dims_rope": (8, 12, 12),
 }
+# Chroma's, too: the same blocks, and two layers in the network that makes their modulations.
+_TINY_CHROMA: Config = {
+    **{name: value for name, value in _TINY_FLUX.items() if name not in ("pooled_projection_dim", "guidance_embeds")},
+    "approximator_hidden_dim": _TINY,
+    "approximator_layers": 2,
+}
 
 
 @dataclass(frozen=True)
@@ -231,6 +239,7 @@ SHAPES: dict[str, Shape] = {
     "z-image": Shape(z_image.FAMILY, Z_IMAGE, (QWEN3_4B,), vae=VAE_16),
     "flux-dev": Shape(flux.FAMILY, FLUX_DEV, (CLIP_L, T5_XXL), vae=VAE_16),
     "flux-schnell": Shape(flux.FAMILY, FLUX_SCHNELL, (CLIP_L, T5_XXL), vae=VAE_16),
+    "chroma": Shape(chroma.FAMILY, CHROMA, (T5_XXL,), vae=VAE_16),
     "tiny": Shape(
         sd1.FAMILY, _TINY_UNET, (_TINY_TEXT,), vae=_TINY_VAE, dtype="float32", merges=MERGES
     ),
@@ -240,5 +249,6 @@ SHAPES: dict[str, Shape] = {
     "tiny-flux": Shape(
         flux.FAMILY, _TINY_FLUX, (_TINY_TEXT, _TINY_T5), vae=_TINY_VAE_16, dtype="float32", merges=MERGES
     ),
+    "tiny-chroma": Shape(chroma.FAMILY, _TINY_CHROMA, (_TINY_T5,), vae=_TINY_VAE_16, dtype="float32"),
     "tiny-z-image": Shape(z_image.FAMILY, _TINY_Z_IMAGE, (_TINY_QWEN3,), vae=_TINY_VAE_16, dtype="float32"),
 }  # fmt: skip

@@ -133,6 +133,8 @@ class TorchEngine:
         except Exception as error:  # diffusers and transformers raise OSError, ValueError, KeyError and more
             raise BadModelError(f"diffusers cannot load {self.path}: {library_reason(error)}") from error
         pipeline.set_progress_bar_config(disable=True)
+        if self.family.corrected:
+            self.family.corrected(pipeline)
         with quiet_libraries():
             return pipeline.to(self.device, getattr(torch, self._dtype))
 
@@ -245,6 +247,7 @@ class TorchEngine:
             from sdort.exporter.torch_modules import SafetyScores
 
             module = SafetyScores(module)
+        encoders = self.family.encoders
         # Calling the module itself is what torch.compile replaces.
         call = module if method == "forward" else getattr(module, method)
         return ComponentRunner(
@@ -256,6 +259,7 @@ class TorchEngine:
             self.guard,
             self.family.denoiser,
             type(getattr(self.pipeline(component), part)).__name__,
+            masked=any(each.component == component and each.plain and each.plain.masked for each in encoders),
         )
 
     def inputs(self, component: str) -> dict[str, TensorSpec]:

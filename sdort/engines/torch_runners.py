@@ -34,6 +34,7 @@ class ComponentRunner:
         device, dtype: where and in which precision; timesteps and token ids keep their dtypes.
         denoiser: of the pipeline.
         text_class: the class of a text encoder.
+        masked: it attends to no padding.
     """
 
     def __init__(
@@ -46,6 +47,8 @@ class ComponentRunner:
         guard: RunGuard,
         denoiser: Denoiser = UNET,
         text_class: str | None = None,
+        *,
+        masked: bool = False,
     ) -> None:
         import torch
 
@@ -60,6 +63,8 @@ class ComponentRunner:
             tensor = torch.from_numpy(np.asarray(value)).to(device)
             kept = not tensor.is_floating_point() or name == self._denoiser.roles.timestep
             self.arguments[name] = tensor if kept else tensor.to(getattr(torch, dtype))
+        if masked:
+            self.arguments["attention_mask"] = self.arguments["input_ids"] != call.config.pad_token_id  # type: ignore[attr-defined]
         self.values: Any = None
         text = TEXT_MODELS.get(text_class or "")
         self._states = text is not None and text.penultimate

@@ -74,6 +74,8 @@ class ComponentSpec:
     config: Mapping[str, Any]
     inputs: tuple[GraphTensor, ...]
     outputs: tuple[GraphTensor, ...]
+    masked: bool = False
+    """As :attr:`sdort.families.family.PlainText.masked`."""
 
 
 def describe_component(
@@ -85,6 +87,7 @@ def describe_component(
     text_embeds: int | None = None,
     control: bool = False,
     image_tokens: Sequence[int] = (),
+    masked: bool = False,
 ) -> ComponentSpec:
     """The component ``name`` with the dynamic signature that follows from its config.
 
@@ -96,6 +99,7 @@ def describe_component(
         text_embeds: width of SDXL's pooled text embedding, if it is known.
         control: denoisers also take the outputs of a ControlNet and of a T2I-Adapter.
         image_tokens: denoisers also attend to so many tokens of each IP-Adapter's image.
+        masked: a text encoder attends to no padding.
 
     Raises:
         BadModelError: the config is incomplete, or asks for inputs that Stable Diffusion pipelines do not feed.
@@ -122,7 +126,7 @@ def describe_component(
             component=name,
             hint="The config is incomplete or damaged; copy or download the checkpoint again.",
         ) from error
-    return ComponentSpec(name, class_name, config, inputs, outputs)
+    return ComponentSpec(name, class_name, config, inputs, outputs, masked)
 
 
 def _vae(name: str, class_name: str, config: Mapping[str, Any]) -> GraphSignature:

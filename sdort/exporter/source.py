@@ -206,6 +206,7 @@ def select_components(
     if denoiser.component in configs and (not names or denoiser.component in names):
         check_channels(source.index, denoiser, configs[denoiser.component], configs.get(DECODER))
     pooled = next((each.component for each in family.encoders if family.denoiser.roles.pooled in each.conditioning), "")
+    masked = {each.component for each in family.encoders if each.plain and each.plain.masked}
     # A pipeline that has a ControlNet of its own is of no use without these inputs.
     control = control or any(name in classes for name in CONTROLS)
     return [
@@ -217,6 +218,7 @@ def select_components(
             text_embeds=configs.get(pooled, {}).get("projection_dim"),
             control=control,
             image_tokens=[adapter.tokens for adapter in source.ip_adapters],
+            masked=name in masked,
         )
         for name, class_name in classes.items()
         if not names or name in names

@@ -34,8 +34,8 @@ from sdort.families.known_families import find_denoiser
 from sdort.families.text_models import QWEN3, T5, TEXT_MODELS
 from sdort.families.unet import UNET
 
-_FREQUENCIES = ("inv_freq", "original_inv_freq")
-"""Buffers of a rotary embedding that was made with values."""
+_HIDDEN = -1e4
+"""Added to what a token gives another of attention: none is left, in fp16 too."""
 PREFIX = "model."
 """Stands before every parameter's name in the modules that :func:`build_module` returns."""
 
@@ -59,15 +59,19 @@ class _TextEncoder(torch.nn.Module):  # type: ignore[misc]
 
 
 class _T5(torch.nn.Module):  # type: ignore[misc]
-    """T5's encoder, which attends to padding as to any other token, as diffusers' pipelines run it."""
+    """T5's encoder, as diffusers' pipelines run it: most attend to padding as to any other token."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, masked: bool) -> None:
         super().__init__()
         self.model = model
+        self.masked = masked
 
     def forward(self, input_ids: Any) -> Any:
         # While it is traced transformers makes a mask that hides nothing, and takes a ready one as it is.
-        return self.model(input_ids, attention_mask=torch.zeros(1, 1, 1, 1), return_dict=False)[0]
+        mask = torch.zeros(1, 1, 1, 1)
+        if self.masked:
+            mask = _HIDDEN * (input_ids == self.model.config.pad_token_id)[:, None, None].float()
+        return self.model(input_ids, attention_mask=mask, return_dict=False)[0]
 
 
 class _Qwen3(torch.nn.Module):  # type: ignore[misc]
@@ -249,8 +253,11 @@ def build_module(component: ComponentSpec) -> Any:
                 hint=f"The config is damaged, or newer than the installed {component.class_name}.",
             ) from error
     model.eval().requires_grad_(False)
+    denoiser = find_denoiser(component.name, component.class_name)
+    if denoiser and denoiser.restore:
+        denoiser.restore(model)
     _restore_buffers(component, model)
-    if denoiser := find_denoiser(component.name, component.class_name):
+    if denoiser:
         return _Denoiser(model, [spec.name for spec in component.inputs], denoiser)
     if component.name == CONTROLNET:
         pooled = bool(component.config["global_pool_conditions"])
@@ -264,7 +271,7 @@ def build_module(component: ComponentSpec) -> Any:
     if component.name in (ENCODER, DECODER):
         return (_VaeEncoder if component.name == ENCODER else _VaeDecoder)(model)
     if component.class_name == T5:
-        return _T5(model)
+        return _T5(model, masked=component.masked)
     if component.class_name == QWEN3:
         return _Qwen3(model)
     return _TextEncoder(model, [spec.name for spec in component.outputs])
@@ -367,7 +374,7 @@ def _restore_buffers(component: ComponentSpec, model: Any) -> None:
     stored = model.state_dict().keys()
     for path, buffer in list(model.named_buffers()):
         owner, _, name = path.rpartition(".")
-        if name in _FREQUENCIES and not buffer.is_meta:
+        if not buffer.is_meta and path not in stored:
             continue
         if path in stored:
             module = model.get_submodule(owner)

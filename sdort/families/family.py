@@ -96,6 +96,8 @@ class Denoiser:
     call: Callable[[Any, Mapping[str, Any]], Any] | None = None
     """Gives the graph's output, a torch tensor, by its class's module and the inputs by their names; None for a module
     that takes them as they are."""
+    restore: Callable[[Any], None] | None = None
+    """Gives its class's module, which is built without values, the buffers that it computes and no file has."""
     traced: Callable[[Any, Mapping[str, Any]], Any] | None = None
     """As ``call``, for graphs alone: where tracing the module as it is hides sizes that operators need."""
     distilled: bool = False
@@ -141,6 +143,9 @@ class PlainText:
     """The text before a prompt: its tokenizer's chat template, with a prompt for an answer."""
     after: str = ""
     """The text behind it."""
+    masked: bool = False
+    """Whether the encoder attends to no padding. Behind a shorter row that is not filled up stands one token of it, for
+    the denoiser, which attends to all that it gets."""
     limit_of: Callable[[Config], int] | None = None
     """The most tokens by the denoiser's config, where that tells; None for ``limit``."""
     published: str = ""
@@ -256,6 +261,8 @@ class Family:
     refines: str | None = None
     """The name of the family whose latents it finishes."""
     comfyui: ComfyUI | None = None
+    corrected: Callable[[Any], None] | None = None
+    """Lets diffusers' pipeline, a module in torch, compute what its authors' code does, where the two differ."""
     absent: tuple[Encoder, ...] = ()
     """Optional encoders that a pipeline lacks, which are none of ``encoders``."""
 

@@ -1,4 +1,4 @@
-"""LoRAs of Stable Diffusion 3, Flux.1 and Z-Image in their authors' names: each row changes as its own does."""
+"""LoRAs of Stable Diffusion 3, Flux.1, Chroma and Z-Image in their authors' names: each row changes as its own does."""
 
 from __future__ import annotations
 
@@ -11,15 +11,17 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from support import authors_layouts, tiny_flux, tiny_sd3, tiny_z_image
+from support import authors_layouts, tiny_chroma, tiny_flux, tiny_sd3, tiny_z_image
 
 from sdort.adapters.adapter_file import read_adapter
+from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 
 RANK = 2
 FAMILIES: dict[str, tuple[Callable[[], Any], Callable[[Any], dict[str, Any]]]] = {
     "SD 3": (lambda: diffusers.SD3Transformer2DModel(**tiny_sd3.TRANSFORMER), authors_layouts.sd3),
     "Flux.1": (lambda: diffusers.FluxTransformer2DModel(**tiny_flux.TRANSFORMER), authors_layouts.flux),
+    "Chroma": (lambda: diffusers.ChromaTransformer2DModel(**tiny_chroma.TRANSFORMER), authors_layouts.chroma),
     "Z-Image": (lambda: diffusers.ZImageTransformer2DModel(**tiny_z_image.TRANSFORMER), authors_layouts.z_image),
 }
 SPELLINGS: dict[str, tuple[str, str, str, str]] = {
@@ -31,7 +33,7 @@ SPELLINGS: dict[str, tuple[str, str, str, str]] = {
 def numbered(family: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """A transformer's matrices in diffusers' layout and in the authors', whose rows are numbers of rows."""
     build, layout = FAMILIES[family]
-    with torch.device("meta"):
+    with torch.device("meta"), quiet_libraries():
         shapes = {name: tuple(tensor.shape) for name, tensor in build().state_dict().items()}
     own, count = {}, 0
     for name, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3, Flux.1 and Z-Image as single files: every tensor is that of the diffusers folder, bit by bit."""
+"""Transformers as single files: every tensor is that of the diffusers folder, bit by bit."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from support.transformer_files import Made, build, write
 from sdort.checkpoints.file_kind import recognise_file
 from sdort.checkpoints.single_file import SingleFile, read_single_file
 from sdort.checkpoints.weight_names import Kind
+from sdort.console import quiet_libraries
 from sdort.errors import BadModelError
 from sdort.exporter.bind import bind
 from sdort.exporter.component_configs import class_defaults, normalise
@@ -50,7 +51,7 @@ def plain(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("prefix", PREFIXES)
-@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Z-Image"])
+@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Chroma", "Z-Image"])
 def test_every_tensor_of_a_whole_file_is_that_of_the_folder(family: str, prefix: str, tmp_path: Path) -> None:
     made = build(family)
     path = write(tmp_path / "a.safetensors", with_prefix(prefix, made.transformer) | made.rest)
@@ -63,7 +64,7 @@ def test_every_tensor_of_a_whole_file_is_that_of_the_folder(family: str, prefix:
 
 
 @pytest.mark.parametrize("prefix", [*PREFIXES, "transformer."])
-@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Z-Image"])
+@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Chroma", "Z-Image"])
 def test_a_transformer_alone_is_read_in_both_layouts(family: str, prefix: str, tmp_path: Path) -> None:
     made = build(family)
     alone = {"transformer": made.parts["transformer"]}
@@ -84,7 +85,7 @@ def test_schnell_has_another_schedule_and_no_guidance(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("end", ["scale_weight", "weight_scale", ""])
 @pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2], ids=["e4m3", "e5m2"])
-@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Z-Image"])
+@pytest.mark.parametrize("family", ["SD 3", "Flux.1", "Chroma", "Z-Image"])
 def test_weights_of_8_bits_are_what_they_stand_for(family: str, kind: Any, end: str, tmp_path: Path) -> None:
     made = build(family)
     stored: dict[str, Any] = {}
@@ -173,14 +174,18 @@ def test_controlnets_and_kin_are_no_transformer_that_is_exported(tmp_path: Path)
         assert recognise_file(write(tmp_path / "a.safetensors", tensors)).kind is Kind.TRANSFORMER
 
 
-@pytest.mark.parametrize("family", ["sd3", "z_image", "flux"])
+@pytest.mark.parametrize("family", ["sd3", "z_image", "flux", "chroma"])
 def test_diffusers_reads_the_layouts_of_these_tests_as_its_own(family: str) -> None:
-    from diffusers import FluxTransformer2DModel
+    from diffusers import ChromaTransformer2DModel, FluxTransformer2DModel
     from diffusers.loaders import single_file_utils
 
-    if family == "flux":  # it reads the one width that is published: numbers of rows, in one column
-        with torch.device("meta"):
-            model = FluxTransformer2DModel(num_layers=1, num_single_layers=1, guidance_embeds=True)
+    if family in ("flux", "chroma"):  # it reads the one width that is published: numbers of rows, in one column
+        with torch.device("meta"), quiet_libraries():
+            model = (
+                FluxTransformer2DModel(num_layers=1, num_single_layers=1, guidance_embeds=True)
+                if family == "flux"
+                else ChromaTransformer2DModel(num_layers=1, num_single_layers=1)
+            )
         wanted = {
             name: torch.arange(each.shape[0]).reshape(-1, *[1] * (each.dim() - 1)) + 100_000 * number
             for number, (name, each) in enumerate(model.state_dict().items())

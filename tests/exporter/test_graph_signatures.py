@@ -278,6 +278,7 @@ def test_each_component_has_a_folder_and_each_class_a_library() -> None:
         "diffusers": (
             "AutoencoderKL",
             "AutoencoderTiny",
+            "ChromaTransformer2DModel",
             "ControlNetModel",
             "FluxTransformer2DModel",
             "SD3Transformer2DModel",

@@ -39,6 +39,11 @@ def node(op_type: str, inputs: str, **attributes: Any) -> onnx.NodeProto:
     return helper.make_node(op_type, names, ["out"], **attributes)
 
 
+def skip_norm(inputs: str, outputs: str = "out - - sum") -> onnx.NodeProto:
+    names = ["" if name == "-" else name for name in outputs.split()]
+    return helper.make_node("SkipSimplifiedLayerNormalization", inputs.split(), names, domain="com.microsoft")
+
+
 # Node, rows by name, constants by name: a shape of numbers, or a list of integers.
 TAKEN: dict[str, tuple[onnx.NodeProto, dict[str, Shape], dict[str, Any]]] = {
     "unary": (node("Sin", "a"), {"a": (4, 5)}, {}),
@@ -61,6 +66,9 @@ TAKEN: dict[str, tuple[onnx.NodeProto, dict[str, Shape], dict[str, Any]]] = {
     "joined at the end": (node("Concat", "a b", axis=-1), {"a": (2, 4), "b": (2, 5)}, {}),
     "joined inside": (node("Concat", "a b a", axis=1), {"a": (2, 4), "b": (3, 4)}, {}),
     "joined inside from the end": (node("Concat", "a b", axis=-2), {"a": (2, 4), "b": (3, 4)}, {}),
+    "normalized": (node("LayerNormalization", "a k b"), {"a": (2, 4)}, {"k": (4,), "b": (4,)}),
+    "normalized inside": (node("LayerNormalization", "a k", axis=1), {"a": (2, 4)}, {"k": (2, 4)}),
+    "normalized from the end": (node("LayerNormalization", "a k", axis=-2), {"a": (2, 4)}, {"k": (2, 4)}),
     "reshaped": (node("Reshape", "a s"), {"a": (6,)}, {"s": [-1, 2, 3]}),
     "reshaped to as many": (node("Reshape", "a s"), {"a": (6,)}, {"s": [COUNT, 3, 2]}),
     "flattened": (node("Reshape", "a s"), {"a": (2, 3)}, {"s": [-1, 6]}),
@@ -93,6 +101,24 @@ def test_rows_are_what_the_operator_makes_of_each_alone(name: str) -> None:
         np.testing.assert_allclose(alone[0], together[number], rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize(
+    ("made", "values"),
+    [
+        (skip_norm("a b k j"), {"k": (4,), "j": (4,)}),
+        (node("BiasAdd", "a k b", domain="com.microsoft"), {"k": (4,)}),
+        (node("SimplifiedLayerNormalization", "a k", axis=-1), {"k": (4,)}),
+        (node("RMSNormalization", "a k"), {"k": (4,)}),
+    ],
+)
+def test_rows_of_operators_that_onnx_does_not_evaluate(made: onnx.NodeProto, values: dict[str, Any]) -> None:
+    """Sums, and norms along the last axis: every named result has the rows."""
+    rows = Rows(constants(values))
+    rows.rows |= {"a": (2, 4), "b": (2, 4)}
+    assert rows.add(made)
+    assert {rows.rows[name] for name in made.output if name} == {(2, 4)}
+    assert "" not in rows.rows
+
+
 LEFT: dict[str, tuple[onnx.NodeProto, dict[str, Shape], dict[str, Any]]] = {
     "another's rows": (node("Add", "a b"), {"a": (4,)}, {}),
     "other ranks": (node("Add", "a b"), {"a": (4,), "b": (2, 4)}, {}),
@@ -113,6 +139,24 @@ LEFT: dict[str, tuple[onnx.NodeProto, dict[str, Shape], dict[str, Any]]] = {
     "rows under rows": (node("Concat", "a b", axis=0), {"a": (4,), "b": (4,)}, {}),
     "rows under rows from the end": (node("Concat", "a b", axis=-2), {"a": (4,), "b": (4,)}, {}),
     "joined with a constant": (node("Concat", "a k", axis=1), {"a": (4,)}, {"k": (COUNT, 4)}),
+    "normalized over rows": (node("LayerNormalization", "a k", axis=0), {"a": (4,)}, {"k": (COUNT, 4)}),
+    "normalized over rows from the end": (node("LayerNormalization", "a k", axis=-2), {"a": (4,)}, {"k": (COUNT, 4)}),
+    "normalized by rows": (node("LayerNormalization", "a b"), {"a": (4,), "b": (4,)}, {}),
+    "normalized with what it took": (
+        helper.make_node("LayerNormalization", ["a", "k"], ["out", "mean"]),
+        {"a": (4,)},
+        {"k": (4,)},
+    ),
+    "a sum with fewer rows normalized": (skip_norm("a b k"), {"a": (2, 4), "b": (1, 4)}, {"k": (4,)}),
+    "a sum of a constant normalized": (skip_norm("a j k"), {"a": (4,)}, {"j": (1, 4), "k": (4,)}),
+    "a sum normalized by rows": (skip_norm("a b c"), {"a": (4,), "b": (4,), "c": (4,)}, {}),
+    "a sum normalized with what it took": (skip_norm("a b k", "out mean"), {"a": (4,), "b": (4,)}, {"k": (4,)}),
+    "a bias of rows": (node("BiasAdd", "a b b", domain="com.microsoft"), {"a": (2, 4), "b": (2, 4)}, {}),
+    "a bias and a constant": (
+        node("BiasAdd", "a k j", domain="com.microsoft"),
+        {"a": (2, 4)},
+        {"k": (4,), "j": (1, 2, 4)},
+    ),
     "reshaped over rows": (node("Reshape", "a s"), {"a": (6,)}, {"s": [-1, 3]}),
     "reshaped with a rest": (node("Reshape", "a s"), {"a": (6,)}, {"s": [COUNT, -1]}),
     "reshaped with a copy": (node("Reshape", "a s"), {"a": (6,)}, {"s": [-1, 0]}),

@@ -1,7 +1,7 @@
 """Tensors of transformers in the layouts of their authors: the inverse of what sdort reads.
 
-Written from the authors' modules: mmditx.py of Stability-AI/sd3.5, layers.py of black-forest-labs/flux,
-comfy/ldm/lumina/model.py of ComfyUI.
+Written from the authors' modules: mmditx.py of Stability-AI/sd3.5, layers.py of black-forest-labs/flux, layers.py of
+lodestone-rock/flow, comfy/ldm/lumina/model.py of ComfyUI.
 """
 
 from __future__ import annotations
@@ -102,6 +102,19 @@ def flux(own: Tensors) -> dict[str, Any]:
                 made[f"{theirs}.{'txt' if modulation[1] else 'img'}_mod.lin.{modulation[2]}"] = tensor
             elif mlp := re.fullmatch(r"ff(_context)?\.net\.(0\.proj|2)\.(.*)", inner):
                 made[f"{theirs}.{'txt' if mlp[1] else 'img'}_mlp.{mlp[2][0]}.{mlp[3]}"] = tensor
+    return made
+
+
+def chroma(own: Tensors) -> dict[str, Any]:
+    """The names of Chroma's model.py and layers.py: Flux.1's, and those of the network that makes modulations."""
+    made = flux(own)
+    for name, tensor in own.items():
+        if layer := re.fullmatch(r"(distilled_guidance_layer\.layers\.\d+)\.linear_([12])\.(.*)", name):
+            made[f"{layer[1]}.{'in' if layer[2] == '1' else 'out'}_layer.{layer[3]}"] = tensor
+        elif norm := re.fullmatch(r"(distilled_guidance_layer\.norms\.\d+)\.weight", name):
+            made[f"{norm[1]}.scale"] = tensor
+        elif name.startswith("distilled_guidance_layer."):
+            made[name] = tensor
     return made
 
 

@@ -71,6 +71,11 @@ def make_pipeline(family: str, folder: Path) -> None:
 
         tiny_flux.build_diffusers(folder, family.removeprefix("flux-"))
         return
+    if family == "chroma":
+        from support import tiny_chroma
+
+        tiny_chroma.build_diffusers(folder)
+        return
     parts: dict[str, Any] = {
         "unet": UNet2DConditionModel(**UNETS[family]),
         "text_encoder": CLIPTextModel(CLIPTextConfig(**TEXT)),

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from support import authors_layouts, models, tiny_flux, tiny_sd3, tiny_z_image
+from support import authors_layouts, models, tiny_chroma, tiny_flux, tiny_sd3, tiny_z_image
 from support.ldm_files import ldm_vae, save, with_prefix
+
+from sdort.console import quiet_libraries
 
 CLIP: dict[str, Any] = {
     "vocab_size": 600, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 1,
@@ -20,7 +22,8 @@ CLIP_G = {**CLIP, "hidden_act": "gelu", "projection_dim": 16, "num_hidden_layers
 QWEN = {
     **tiny_z_image.TEXT, "rope_theta": 1_000_000.0, "tie_word_embeddings": True, "max_position_embeddings": 40960,
 }  # fmt: skip
-FLUX = {**tiny_flux.TRANSFORMER, "attention_head_dim": 32, "axes_dims_rope": (4, 14, 14), "num_single_layers": 2}
+WIDE = {"attention_head_dim": 32, "axes_dims_rope": (4, 14, 14), "num_single_layers": 2}
+FLUX = {**tiny_flux.TRANSFORMER, **WIDE}
 AXES = {"axes_lens": [1536, 512, 512]}
 
 
@@ -58,7 +61,13 @@ def clip(config: Mapping[str, Any], *, projected: bool) -> Any:
 
 @cache
 def build(family: str) -> Made:
-    from diffusers import AutoencoderKL, FluxTransformer2DModel, SD3Transformer2DModel, ZImageTransformer2DModel
+    from diffusers import (
+        AutoencoderKL,
+        ChromaTransformer2DModel,
+        FluxTransformer2DModel,
+        SD3Transformer2DModel,
+        ZImageTransformer2DModel,
+    )
     from transformers import Qwen3Config, Qwen3Model, T5Config, T5EncoderModel
 
     torch.manual_seed(models.SEED)
@@ -81,6 +90,15 @@ def build(family: str) -> Made:
             "text_encoder_2": T5EncoderModel(T5Config(**tiny_flux.TEXT_2)),
         }
         texts, layout = {"text_encoder": "clip_l", "text_encoder_2": "t5xxl"}, authors_layouts.flux
+    elif family == "Chroma":
+        with quiet_libraries():
+            transformer = ChromaTransformer2DModel(**{**tiny_chroma.TRANSFORMER, **WIDE})
+        parts = {
+            "transformer": transformer,
+            "vae": AutoencoderKL(**{**tiny_flux.VAE, **wide}),
+            "text_encoder": T5EncoderModel(T5Config(**tiny_flux.TEXT_2)),
+        }
+        texts, layout = {"text_encoder": "t5xxl"}, authors_layouts.chroma
     else:
         parts = {
             "transformer": ZImageTransformer2DModel(**{**tiny_z_image.TRANSFORMER, **AXES}),

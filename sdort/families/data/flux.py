@@ -64,6 +64,17 @@ def counts(config: Config) -> Counter[str]:
 
 def call(transformer: Any, inputs: Mapping[str, Any]) -> Any:
     """The output [batch, channels, height, width] of diffusers' transformer, which takes tokens of 2x2 latents."""
+    return call_by_tokens(
+        transformer,
+        inputs,
+        timestep=inputs["timestep"].expand(inputs["hidden_states"].shape[0]) / 1000,
+        pooled_projections=inputs["pooled_projections"],
+        guidance=inputs.get("guidance"),
+    )
+
+
+def call_by_tokens(transformer: Any, inputs: Mapping[str, Any], **conditioning: Any) -> Any:
+    """The output of a transformer of Flux' tokens and ids, with further arguments of its module."""
     import torch
 
     sample, text = inputs["hidden_states"], inputs["encoder_hidden_states"]
@@ -76,12 +87,10 @@ def call(transformer: Any, inputs: Mapping[str, Any]) -> Any:
     made = transformer(
         hidden_states=tokens.reshape(batch, rows * columns, channels * _SIDE**2),
         encoder_hidden_states=text,
-        pooled_projections=inputs["pooled_projections"],
-        timestep=inputs["timestep"].expand(batch) / 1000,
         img_ids=torch.nn.functional.pad(places, (1, 0)),
         txt_ids=torch.zeros(text.shape[1], 3, **grid),
-        guidance=inputs.get("guidance"),
         return_dict=False,
+        **conditioning,
     )[0]
     tiles = made.view(batch, rows, columns, channels, _SIDE, _SIDE).permute(0, 3, 1, 4, 2, 5)
     return tiles.reshape(batch, channels, height, width)
@@ -134,7 +143,17 @@ LAYERS = LayerNames(
 
 
 def config_of(shapes: Shapes) -> Config:
-    """The config of a ``FluxTransformer2DModel``; the axes of places have the parts of a head of the published one."""
+    """The config of a ``FluxTransformer2DModel``."""
+    return {
+        **block_config(shapes),
+        "_class_name": "FluxTransformer2DModel",
+        "pooled_projection_dim": shape_of(shapes, "time_text_embed.text_embedder.linear_1.weight")[1],
+        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
+    }
+
+
+def block_config(shapes: Shapes) -> Config:
+    """The config as far as blocks and embeddings tell it; the axes of places have the parts of a head of the published one."""
     width, taken = shape_of(shapes, "x_embedder.weight")[:2]
     made = shape_of(shapes, "proj_out.weight")[0]
     if taken != made:
@@ -146,7 +165,6 @@ def config_of(shapes: Shapes) -> Config:
     head = head_size(shapes, "transformer_blocks.0.attn.norm_q.weight", width, usual=128)
     first = head // 8
     return {
-        "_class_name": "FluxTransformer2DModel",
         "patch_size": 1,
         "in_channels": taken,
         "num_layers": count_of(shapes, r"transformer_blocks\.(\d+)\."),
@@ -154,8 +172,6 @@ def config_of(shapes: Shapes) -> Config:
         "attention_head_dim": head,
         "num_attention_heads": width // head,
         "joint_attention_dim": shape_of(shapes, "context_embedder.weight")[1],
-        "pooled_projection_dim": shape_of(shapes, "time_text_embed.text_embedder.linear_1.weight")[1],
-        "guidance_embeds": "time_text_embed.guidance_embedder.linear_1.weight" in shapes,
         "axes_dims_rope": [first, (head - first) // 2, (head - first) // 2],
     }
 

@@ -69,7 +69,8 @@ class PlainTokenizer:
     def row(self, prompt: str) -> Row:
         """The row of a prompt."""
         read = self._tokenizer.encode(f"{self.plain.before}{prompt}{self.plain.after}")
-        padding = [self.padding] * (self.plain.limit - len(read.ids)) if self.plain.padded else []
+        room = self.plain.limit - len(read.ids)
+        padding = [self.padding] * (room if self.plain.padded else min(room, self.plain.masked))
         rest = [
             number
             for part in read.overflowing

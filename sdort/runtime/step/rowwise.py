@@ -13,6 +13,7 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper
 
+from sdort.graph.domains import MICROSOFT
 from sdort.graph.element_operators import BROADCAST, is_unary
 
 Row = tuple[int, ...]
@@ -34,7 +35,7 @@ class Rows:
         """Whether a node's outputs are rows made of rows and constants, which are then known."""
         found = self._row_of(node)
         if found is not None:
-            self.rows[node.output[0]] = found
+            self.rows |= dict.fromkeys(filter(None, node.output), found)
         return found is not None
 
     def ints(self, name: str) -> list[int] | None:
@@ -46,7 +47,8 @@ class Rows:
 
     def _row_of(self, node: onnx.NodeProto) -> Row | None:
         row = self.rows.get(node.input[0]) if node.input else None
-        if len(node.output) != 1 or any(name and not self._known(name) for name in node.input):
+        made = {place for place, name in enumerate(node.output) if name}
+        if not made <= _OUTPUTS.get(node.op_type, {0}) or any(name and not self._known(name) for name in node.input):
             return None
         if node.op_type in BROADCAST and not node.domain:
             return self._broadcast(node)
@@ -54,7 +56,7 @@ class Rows:
             return None
         if is_unary(node.op_type, node.domain, len(node.input)):
             return row
-        rule = _RULES.get(node.op_type) if not node.domain else None
+        rule = _RULES.get((node.domain, node.op_type))
         return rule(self, node, row) if rule else None
 
     def _known(self, name: str) -> bool:
@@ -93,6 +95,18 @@ class Rows:
             return None
         return (*row[:-1], self._constants[second].dims[1])
 
+    def _norm(self, node: onnx.NodeProto, row: Row) -> Row | None:
+        inside = _attribute(node, "axis", -1) % (1 + len(row))
+        return row if inside and self.rows.keys().isdisjoint(node.input[1:]) else None
+
+    def _skip_norm(self, node: onnx.NodeProto, row: Row) -> Row | None:
+        """The norm of a sum along the last axis, and the sum."""
+        alike = row and self.rows.get(node.input[1]) == row
+        return row if alike and self.rows.keys().isdisjoint(node.input[2:]) else None
+
+    def _bias_add(self, node: onnx.NodeProto, row: Row) -> Row | None:
+        return row if row and node.input[1] not in self.rows and self.rows.get(node.input[2]) == row else None
+
     def _concat(self, node: onnx.NodeProto, row: Row) -> Row | None:
         rows = [self.rows.get(name) for name in node.input]
         axis = _attribute(node, "axis", 0)
@@ -130,14 +144,22 @@ class Rows:
         return tuple(1 if axis in places else next(kept) for axis in range(1, rank))
 
 
-_RULES: dict[str, Callable[[Rows, onnx.NodeProto, Row], Row | None]] = {
-    "Concat": Rows._concat,
-    "Gemm": Rows._gemm,
-    "MatMul": Rows._matmul,
-    "Reshape": Rows._reshape,
-    "Slice": Rows._slice,
-    "Unsqueeze": Rows._unsqueeze,
+_RULES: dict[tuple[str, str], Callable[[Rows, onnx.NodeProto, Row], Row | None]] = {
+    ("", "Concat"): Rows._concat,
+    ("", "Gemm"): Rows._gemm,
+    ("", "LayerNormalization"): Rows._norm,
+    ("", "MatMul"): Rows._matmul,
+    ("", "RMSNormalization"): Rows._norm,
+    ("", "Reshape"): Rows._reshape,
+    ("", "SimplifiedLayerNormalization"): Rows._norm,
+    ("", "Slice"): Rows._slice,
+    ("", "Unsqueeze"): Rows._unsqueeze,
+    (MICROSOFT, "BiasAdd"): Rows._bias_add,
+    (MICROSOFT, "SkipLayerNormalization"): Rows._skip_norm,
+    (MICROSOFT, "SkipSimplifiedLayerNormalization"): Rows._skip_norm,
 }
+_OUTPUTS = dict.fromkeys(("SkipLayerNormalization", "SkipSimplifiedLayerNormalization"), frozenset({0, 3}))
+"""The places of the outputs that are such rows; of other operators the first one alone."""
 
 
 def free_rows(node: onnx.NodeProto, row: Row | None) -> tuple[onnx.NodeProto, list[onnx.TensorProto]]:

@@ -184,11 +184,11 @@ class _Dependences:
                 known.rows[name] = sizes
                 each.add(name)
         for node in self.graph.node:
-            outputs = self.clock | self.of_latents
-            if self.of_time.isdisjoint(node.output) or not outputs.isdisjoint(node.output) or not known.add(node):
+            outputs, others = set(filter(None, node.output)), self.clock | self.of_latents
+            if self.of_time.isdisjoint(outputs) or not others.isdisjoint(outputs) or not known.add(node):
                 continue
-            made.add(node.output[0])
-            each |= {node.output[0]} if each.intersection(node.input) else set()
+            made |= outputs
+            each |= outputs if each.intersection(node.input) else set()
         floats = {name for name in made if self.types.get(name) in _FLOATS}
         return _TimedRows(floats, self.clock, each, known.rows)
 
