@@ -153,7 +153,7 @@ def config_of(shapes: Shapes) -> Config:
 
 
 def block_config(shapes: Shapes) -> Config:
-    """The config as far as blocks and embeddings tell it; the axes of places have the parts of a head of the published one."""
+    """The config as far as blocks and embeddings tell it; axes of places have the parts of the published one's head."""
     width, taken = shape_of(shapes, "x_embedder.weight")[:2]
     made = shape_of(shapes, "proj_out.weight")[0]
     if taken != made:
