@@ -16,10 +16,12 @@ from sdort.errors import MemoryShortageError, ProviderError
 from sdort.graph.signature import Array
 from sdort.machine.distributions import import_onnxruntime
 from sdort.machine.system import System
+from sdort.runtime.failures import LOADING_HINT
 from sdort.tables import size_text
 
 ALIGNMENT = 256
 """Bytes, as the addresses have that ONNX Runtime's own allocator gives."""
+WEIGHTS = "weights"
 _TO_DEVICE = 1
 """The direction of a copy: ``cudaMemcpyHostToDevice``, and HIP's."""
 
@@ -67,7 +69,7 @@ class DeviceBlock:
         ProviderError: the device fails, or its vendor's library is not loaded (:func:`is_reachable`).
     """
 
-    def __init__(self, vendor: str, device_id: int, nbytes: int, what: str = "weights") -> None:
+    def __init__(self, vendor: str, device_id: int, nbytes: int, what: str = WEIGHTS) -> None:
         self.vendor = vendor
         self.what = what
         self.device_id = device_id
@@ -127,7 +129,8 @@ class DeviceBlock:
             call_runtime(self.vendor, name, *arguments)
         except MemoryShortageError:
             raise MemoryShortageError(
-                f"no memory left on the GPU for {size_text(self.nbytes)} of {self.what}"
+                f"no memory left on the GPU for {size_text(self.nbytes)} of {self.what}",
+                hint=LOADING_HINT if self.what == WEIGHTS else None,
             ) from None
 
 

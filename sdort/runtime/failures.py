@@ -23,6 +23,12 @@ def reason_of(error: Exception) -> str:
     return re.sub(r"^.*?\[ONNXRuntimeError\] : \d+ : \w+ : ", "", text)
 
 
+LOADING_HINT = (
+    "--memory low loads the models in turn, --offload holds a part of a denoiser's weights there; close other programs "
+    "that use the GPU."
+)
+
+
 def load_error(error: Exception, path: Path, component: str, provider: Provider) -> SdortError:
     """The error to raise when ONNX Runtime refuses a model."""
     text = library_reason(error)
@@ -38,7 +44,9 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
             "  With sdort's own operators the CPU runs models made for rocm and cuda:\n    sdort ops build",
         )
     if _out_of_memory(reason):
-        return MemoryShortageError(f"no memory left on {provider.name} to load the model", component=component)
+        return MemoryShortageError(
+            f"no memory left on {provider.name} to load the model", component=component, hint=LOADING_HINT
+        )
     if _device_lost(reason):
         return _lost_error(reason, component, provider)
     if re.search(r"\b(opset|IR version)\b", reason, re.I):

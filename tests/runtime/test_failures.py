@@ -41,6 +41,7 @@ def test_every_sign_of_exhausted_memory(sign: str) -> None:
         assert found.component == "unet"
     assert ran.message.startswith("rocm ran out of memory: ")
     assert loaded.message == "no memory left on rocm to load the model"
+    assert "--offload" in str(loaded.hint)
 
 
 @pytest.mark.parametrize("sign", [*LOST, *(sign.upper() for sign in LOST)])

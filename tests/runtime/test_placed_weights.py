@@ -269,8 +269,10 @@ def test_a_file_that_ends_early_leaves_nothing_locked(gpu: tuple[str, Runtime], 
 def test_too_little_memory_is_said(gpu: tuple[str, Runtime]) -> None:
     vendor, runtime = gpu
     runtime.left = 1000
-    with pytest.raises(MemoryShortageError, match=r"no memory left on the GPU for 2\.0 GB of weights"):
+    with pytest.raises(MemoryShortageError, match=r"no memory left on the GPU for 2\.0 GB of weights\n.*--offload"):
         DeviceBlock(vendor, 0, 2_000_000_000)
+    with pytest.raises(MemoryShortageError, match=r"for 2\.0 GB of rows$"):
+        DeviceBlock(vendor, 0, 2_000_000_000, "rows")
     with pytest.raises(ProviderError, match="SetDevice failed with code 101"):
         DeviceBlock(vendor, 7, 10)
 
