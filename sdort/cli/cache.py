@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from sdort.tables import Table
 
 _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-_kinds = click.argument("kinds", metavar="[traces|schedules|checked|models|tuning|ops|temporary]...", nargs=-1)
+_kinds = click.argument("kinds", metavar="[traces|schedules|checked|models|tuning|ops|trials|temporary]...", nargs=-1)
 
 
 @click.group(
@@ -42,6 +42,7 @@ def command(context: click.Context, as_json: bool) -> None:
     models     checkpoints that were made ready on first use
     tuning     bundles of sdort warm and --tuning, and the table of sdort ops tune
     ops        libraries of sdort ops build
+    trials     which kernels of a provider were found to be right
     temporary  files that killed commands left
     """
     if context.invoked_subcommand is None:

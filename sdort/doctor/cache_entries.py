@@ -15,7 +15,7 @@ from pathlib import Path
 
 from sdort.errors import BadModelError, OutputError
 from sdort.files.staging import TEMPORARY_PREFIX, abandoned, is_abandoned
-from sdort.files.user_folders import checked_folder, models_folder, schedules_folder, traces_folder
+from sdort.files.user_folders import checked_folder, models_folder, schedules_folder, traces_folder, trials_folder
 from sdort.files.verified_cache import is_entry
 from sdort.machine.os_calls import os_calls
 from sdort.machine.version import __version__
@@ -34,7 +34,7 @@ _LEFT_OF_MODELS = (
 """The names of what killed processes leave beside models."""
 
 TRACES, SCHEDULES, CHECKED, MODELS, TUNING, OPS = "traces", "schedules", "checked", "models", "tuning", "ops"
-TEMPORARY = "temporary"
+TRIALS, TEMPORARY = "trials", "temporary"
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,8 @@ class CacheEntry:
     """A file or folder of a cache.
 
     Attributes:
-        kind: the cache: ``traces``, ``schedules``, ``checked``, ``models``, ``tuning``, ``ops`` or ``temporary``.
+        kind: the cache: ``traces``, ``schedules``, ``checked``, ``models``, ``tuning``, ``ops``, ``trials`` or
+            ``temporary``.
         name: its name there.
         path: where it is.
         bytes: its size.
@@ -89,6 +90,11 @@ def schedules() -> Iterator[CacheEntry]:
 def checked() -> Iterator[CacheEntry]:
     """Records of folders whose files were compared with their ``sdort.json``, a file each."""
     yield from _verified(CHECKED, checked_folder(), r"files-[0-9a-f]{32}\.json")
+
+
+def trials() -> Iterator[CacheEntry]:
+    """Which operators of a provider were found to be right on a device, a file each."""
+    yield from _verified(TRIALS, trials_folder(), r"\w+-[0-9a-f]{32}\.trials")
 
 
 def _verified(kind: str, folder: Path, names: str) -> Iterator[CacheEntry]:
@@ -178,6 +184,7 @@ KINDS: dict[str, Callable[[], Iterator[CacheEntry]]] = {
     MODELS: models,
     TUNING: tuning,
     OPS: ops,
+    TRIALS: trials,
     TEMPORARY: temporary,
 }
 """The entries of each cache by its name."""

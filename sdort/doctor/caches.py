@@ -54,7 +54,8 @@ def list_cache(kinds: Collection[str] = ()) -> CacheReport:
         kinds: ``traces`` (of architectures, by :func:`sdort.export`), ``schedules`` (schedulers as numbers, by
             :func:`sdort.run`), ``checked`` (which files were compared with their ``sdort.json``), ``models``
             (checkpoints that were made ready on first use), ``tuning`` (bundles of :func:`sdort.warm` and of tuning
-            runs), ``ops`` (built operator libraries), ``temporary`` (left by killed commands); all if empty.
+            runs), ``ops`` (built operator libraries), ``trials`` (which kernels of a provider are right),
+            ``temporary`` (left by killed commands); all if empty.
 
     Raises:
         UsageError: there is no such cache.

@@ -6,9 +6,10 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from subprocess import TimeoutExpired
+from typing import Any
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.errors import ProviderError
@@ -19,11 +20,25 @@ from sdort.machine.version import __version__
 from sdort.providers import PROVIDERS
 from sdort.providers.plugins import is_there
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.operator_trials import in_words, tried
 from sdort.runtime.probe import installed_library, why_not
 
 _SECTION = "software"
 _TIMEOUT = 300
 """Seconds for a provider to load; MIGraphX compiles."""
+
+
+@dataclass(frozen=True)
+class TriedKernels:
+    """The outcome of trying a provider's operators (:mod:`sdort.runtime.operator_trials`).
+
+    Attributes:
+        told: in words.
+        wrong: whether one computes something else than it should.
+    """
+
+    told: str
+    wrong: bool
 
 
 @dataclass(frozen=True)
@@ -37,6 +52,7 @@ class Software:
         refusals: those of them that do not load, and why.
         libraries: the providers' shared libraries.
         hidden: copies of ONNX Runtime further down on Python's path.
+        kernels: what came of trying the operators of those that load.
     """
 
     flavours: tuple[Flavour, ...]
@@ -45,6 +61,7 @@ class Software:
     refusals: Mapping[str, str] = field(default_factory=dict)
     libraries: Mapping[str, Path] = field(default_factory=dict)
     hidden: tuple[RuntimeCopy, ...] = ()
+    kernels: Mapping[str, TriedKernels] = field(default_factory=dict)
 
     def works(self, name: str | None) -> bool:
         """Whether a provider would be used if asked for; without a name, whether any would."""
@@ -61,6 +78,7 @@ def installed_software(device_id: int = 0) -> Software:
         return Software(flavours, error, hidden=hidden)
     refusals = {name: refusal(name, device_id) for name in listed}
     libraries = {name: installed_library(PROVIDERS[name]) for name in listed}
+    kernels = {name: tried_kernels(name, device_id) for name in listed if refusals[name] is None}
     return Software(
         flavours,
         None,
@@ -68,6 +86,7 @@ def installed_software(device_id: int = 0) -> Software:
         {name: reason for name, reason in refusals.items() if reason is not None},
         {name: path for name, path in libraries.items() if path is not None},
         hidden,
+        {name: told for name, told in kernels.items() if told is not None},
     )
 
 
@@ -90,6 +109,26 @@ def load(name: str, device_id: int) -> str | None:
     return why_not(PROVIDERS[name], RuntimeOptions(device_id=device_id))
 
 
+def tried_kernels(name: str, device_id: int = 0) -> TriedKernels | None:
+    """The outcome of trying a provider's operators; None where there are none, or no answer."""
+    if PROVIDERS[name].is_fallback:
+        return None
+    task = {"name": name, "device_id": device_id}
+    try:
+        answer = run_worker("sdort.doctor.software:try_kernels", task, timeout=2 * _TIMEOUT)
+    except (TimeoutExpired, WorkerError):
+        return None
+    return None if answer is None else TriedKernels(**answer)
+
+
+def try_kernels(name: str, device_id: int) -> dict[str, Any] | None:
+    """Try a provider's operators, in its usual precision; :class:`TriedKernels` as JSON values."""
+    provider = PROVIDERS[name]
+    dtype = {"fp16": "float16", "fp32": "float32"}[provider.usual_precision]
+    trials = tried(provider, RuntimeOptions(name, device_id=device_id), dtype)
+    return asdict(TriedKernels(in_words(trials, dtype), any(t.wrong for t in trials.values()))) if trials else None
+
+
 def software_findings(software: Software, requested: str | None) -> Iterator[Finding]:
     """Versions, and every provider that is listed or wanted."""
     yield Finding(_SECTION, "Python", OK, f"{platform.python_version()}, {sys.executable}")
@@ -107,6 +146,9 @@ def software_findings(software: Software, requested: str | None) -> Iterator[Fin
         if name in software.listed:
             yield _listed(name, software.refusals.get(name), PROBLEM if requested == name else _severity(name))
             yield from _superseding(name)
+            if kernels := software.kernels.get(name):
+                step = "sdort optimize leaves what is wrong in standard operators." if kernels.wrong else ""
+                yield Finding(_SECTION, f"{name} kernels", WARNING if kernels.wrong else OK, kernels.told, step)
         elif name == requested:
             message = f"{here.distribution} was built without {PROVIDERS[name].ep}"
             yield Finding(_SECTION, name, PROBLEM, message, PROVIDERS[name].how_to_get)

@@ -36,6 +36,11 @@ def checked_folder() -> Path:
     return cache_folder() / "checked"
 
 
+def trials_folder() -> Path:
+    """``$XDG_CACHE_HOME/sdort/trials``, by default below ``~/.cache``: which kernels were found to be right."""
+    return cache_folder() / "trials"
+
+
 def models_folder() -> Path:
     """``$XDG_CACHE_HOME/sdort/models``, by default below ``~/.cache``: checkpoints that were optimized on first use."""
     return cache_folder() / "models"

@@ -13,6 +13,7 @@ from sdort.graph.domains import MICROSOFT, OWN_DOMAIN, file_domain
 from sdort.graph.fact import Fact
 from sdort.graph.operator import Call, Example, Operator
 from sdort.graph.signature import Array
+from sdort.graph.symbolic import numbers
 from sdort.onnx_io.own_functions import function_of
 
 _OPSET, _IR_VERSION = 18, 10
@@ -54,9 +55,9 @@ def example_model(
     node = helper.make_node(operator.name, given, asked, "node", domain=domain, **example.attributes)
     stored = [numpy_helper.from_array(values, name) for name, values in (constants or {}).items()]
     inputs = [
-        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(fact.dtype), fact.shape)
+        helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(fact.dtype), numbers(fact.shape))
         for name, fact in call.inputs.items()
-        if fact.dtype is not None and name not in (constants or {})
+        if fact.dtype is not None and fact.shape is not None and name not in (constants or {})
     ]
     outputs = [helper.make_empty_tensor_value_info(name) for name in call.outputs]
     own = operator.domain == OWN_DOMAIN

@@ -10,17 +10,19 @@ written for the form in which a model uses the operator, and a model has one for
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import onnx
 import onnx.inliner
-import onnx_graphsurgeon as gs
 
 from sdort.errors import BadModelError
 from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
 from sdort.graph.fact import NOTHING
 from sdort.graph.operator import REQUIRED, AttributeReference, Operator
 from sdort.operators import find_operator
+
+if TYPE_CHECKING:  # what runs models needs no graphs in memory
+    import onnx_graphsurgeon as gs
 
 OptionalInputs = frozenset[str]
 """Names of the inputs that are given."""

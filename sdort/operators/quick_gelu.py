@@ -27,7 +27,14 @@ OPERATOR = Operator(
     additive=False,
     factors=(),
     operations=5,
-    kernels={"rocm": any_form, "migraphx": any_form, "cuda": any_form, "webgpu": any_form, "cpu": any_form},
+    kernels={
+        "rocm": any_form,
+        "migraphx": any_form,
+        "cuda": any_form,
+        "webgpu": any_form,
+        "openvino": any_form,
+        "cpu": any_form,
+    },
     unserved={},
     examples=(Example({"X": (2, 5, 12)}), Example({"X": (2, 5, 12)}, {"alpha": 1.0})),
 )

@@ -28,6 +28,7 @@ from sdort.onnx_io.components import Survey, survey
 from sdort.onnx_io.load import load_model
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
+from sdort.optimizer.believed_kernels import believed_target
 from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
 from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_options import OptimizationOptions, OptimizeKeywords, PlanKeywords, PlannedOptions
@@ -296,7 +297,7 @@ def _optimize_component(
 
 
 def _options(request: OptimizeRequest, path: Path, selector: Fp32Selector | None) -> OptimizeOptions:
-    target = load_target(request.provider)
+    target = believed_target(request.provider, "float16" if request.half else "float32")
     if "group_norm" in request.disable:
         target = target.without(*GROUP_NORMS)
     if request.integers:

@@ -5,7 +5,6 @@ OpenVINO compiles standard graphs itself, so nothing is fused for it, and no lis
 
 import json
 
-from sdort.graph.operator import any_form
 from sdort.providers.provider import Option, Plugin, Provider, text
 from sdort.providers.target import Target
 
@@ -15,7 +14,6 @@ TARGET = Target(
     opset=20,
     ir_version=10,
     channels_last=False,
-    kernels={"com.microsoft.QuickGelu": any_form},
     missing=frozenset({"Attention", "GroupNormalization", "RMSNormalization", "RotaryEmbedding"}),
 )
 

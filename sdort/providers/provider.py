@@ -119,6 +119,10 @@ class Provider:
     """Set on every run."""
     memory: Mapping[str, str] = field(default_factory=dict)
     """Set on every run: how it takes memory, which changes nothing that is computed or tuned."""
+    rounds_as_gpus: bool = False
+    """Whether its kernels round as those of GPUs do, where no vendor's GPU is known to compute: limits are a GPU's."""
+    in_turn: bool = False
+    """Whether calls into it from several threads end the process: sessions open and run one at a time."""
     plans_shapes: bool = False
     """Whether a run of other shapes than those of the run before plans every convolution anew, in a second or so."""
     pools: bool = False

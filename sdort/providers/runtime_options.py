@@ -103,6 +103,16 @@ class ExecutionOptions:
         help="Accept files that are not as sdort.json records them: edited files, and damaged files.",
         doc="Compare the files with what sdort wrote, where its ``sdort.json`` lists them.",
     )
+    trials: bool = option(
+        True,
+        section="Execution",
+        after="check",
+        flags=("--no-trials",),
+        help="Believe a provider's kernels untried. By default each operator that is not ONNX's own runs once on this "
+        "machine, on small inputs, and one that computes something else is refused.",
+        doc="Try each operator of a provider that is not ONNX's own once on this machine, on small inputs, and refuse "
+        "models with one that computes something else.",
+    )
 
 
 def read_devices(devices: str | Sequence[int]) -> tuple[int, ...]:
@@ -302,6 +312,9 @@ class ExecutionKeywords(TypedDict, total=False):
     """Compute what prompts and timesteps alone decide before the steps; without it, in every step."""
     check: bool
     """Compare the files with what sdort wrote, where its ``sdort.json`` lists them."""
+    trials: bool
+    """Try each operator of a provider that is not ONNX's own once on this machine, on small inputs, and refuse models
+    with one that computes something else."""
 
 
 class LoadOptions(ExecutionKeywords, total=False):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
+from threading import RLock
 from typing import Any
 
 from sdort.console import VERBOSE, verbosity
@@ -42,6 +43,15 @@ def stop_all() -> None:
     """End every run and every loading that goes on in this process; each raises in its own thread."""
     for stop in list(_stops):
         stop()
+
+
+_turns: dict[str, RLock] = {}
+"""Locks of the providers that take one call at a time, by name."""
+
+
+def turn(provider: Provider) -> AbstractContextManager[object]:
+    """A block in which no other thread calls into a provider that takes one call at a time."""
+    return _turns.setdefault(provider.name, RLock()) if provider.in_turn else nullcontext()
 
 
 _DATA_FOLDER = "session.model_external_initializers_file_folder_path"
@@ -118,7 +128,8 @@ def create_session(
         settings.execution_order = onnxruntime.ExecutionOrder.PRIORITY_BASED
     for name, value in (initializers or {}).items():
         settings.add_initializer(name, value)
-    with stoppable(partial(_cancel_loading, settings)), _read_once(provider), pool.used() if pool else nullcontext():
+    used = pool.used() if pool else nullcontext()
+    with turn(provider), stoppable(partial(_cancel_loading, settings)), _read_once(provider), used:
         session, printed = start_session(onnxruntime, model, settings, chain)
     loaded = plugin.plugin.execution_provider if plugin else provider.ep
     if loaded not in session.get_providers():

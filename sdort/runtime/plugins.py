@@ -36,6 +36,18 @@ def plugin_devices(library: PluginLibrary) -> list[Any]:
     return own or found
 
 
+def plugin_device(library: PluginLibrary, number: int) -> Any:
+    """One of :func:`plugin_devices`.
+
+    Raises:
+        ProviderError: as :func:`plugin_devices`, or there is no such device.
+    """
+    devices = plugin_devices(library)
+    if number >= len(devices):
+        raise ProviderError(_no_device(library, len(devices), number))
+    return devices[number]
+
+
 def register(library: PluginLibrary) -> None:
     """Load a plugin's library into ONNX Runtime, once in a process.
 
@@ -74,11 +86,9 @@ def use_plugin(settings: Any, library: PluginLibrary, options: Mapping[str, str]
     Raises:
         ProviderError: as :func:`plugin_devices`, or there is no such device.
     """
-    devices = plugin_devices(library)
-    if number >= len(devices):
-        raise ProviderError(_no_device(library, len(devices), number))
+    device = plugin_device(library, number)
     settings.add_session_config_entry(RECORD, "1")
-    settings.add_provider_for_devices([devices[number]], dict(options))
+    settings.add_provider_for_devices([device], dict(options))
 
 
 def taken_nodes(session: Any, execution_provider: str) -> int:

@@ -44,7 +44,8 @@ from sdort.runtime.device_stream import DeviceStream, open_stream
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.late_ort import LateOrt
 from sdort.runtime.memory_pool import MemoryPool, open_pool
-from sdort.runtime.opener import ALL, FATAL, create_session, stoppable
+from sdort.runtime.opener import ALL, FATAL, create_session, stoppable, turn
+from sdort.runtime.operator_trials import refuse_wrong_operators
 from sdort.runtime.other_devices import OtherDevice
 from sdort.runtime.piecewise_ort import Offloaded, PiecewiseOrt
 from sdort.runtime.placed_weights import PlacedWeights, placeable
@@ -477,7 +478,7 @@ class Session:
     def guard(self, call: Any) -> Any:
         """Run ``call`` and turn what ONNX Runtime raises into an error of ours."""
         try:
-            with stoppable(self.stop), self.pool.used() if self.pool else nullcontext():
+            with turn(self.provider), stoppable(self.stop), self.pool.used() if self.pool else nullcontext():
                 return call()
         except SdortError:
             raise
@@ -607,6 +608,7 @@ def _prepare(
 ) -> Callable[[], Session]:
     """All of a session that is sdort's own; the call is ONNX Runtime's part, in any thread."""
     check_file(path, component)
+    refuse_wrong_operators(path, component, provider, options)
     _tell_of_bodies(path, component, provider, options)
     return _prepare_start(None, path, component, provider, options, severity)
 

@@ -65,7 +65,8 @@ def precision(dtype: str, provider: Provider) -> Precision:
     On NVIDIA GPUs, cuDNN and cuBLAS round fp32 operands to TF32, whose significand has the 11 bits of fp16's: so does a
     provider that has to be asked for exact products.
     """
-    return Precision("float16" if provider.exact and dtype == "float32" else dtype, provider.on_gpu)
+    rounding = provider.on_gpu or provider.rounds_as_gpus
+    return Precision("float16" if provider.exact and dtype == "float32" else dtype, rounding)
 
 
 def check_outputs(

@@ -22,6 +22,7 @@ from sdort.providers import CPU
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime.opener import ALL, BASIC
+from sdort.runtime.operator_trials import warn_of_wrong_operators
 from sdort.runtime.session import Session, open_graph, open_session
 
 Outputs = dict[str, Array]
@@ -48,10 +49,13 @@ def open_component(path: Path, component: str, configuration: RunConfiguration) 
     run.
 
     Raises:
-        BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`.
+        BadModelError, ProviderError: as :func:`sdort.runtime.session.open_session`; but an operator that the provider
+            computes wrongly is a warning: what comes of it is to be measured.
     """
     if not configuration.provider.is_fallback:
-        return open_session(path, component, configuration.provider, configuration.options)
+        warn_of_wrong_operators(path, component, configuration.provider, configuration.options)
+        untried = replace(configuration.options, trials=False)
+        return open_session(path, component, configuration.provider, untried)
     file = read_component(path, component)
     file.check()
     model, options = file.copy(), configuration.options

@@ -219,6 +219,7 @@ RUNTIME: dict[str, tuple[Any, str]] = {
     "provider_options": ({"a": "b"}, "provider_options"),
     "ep_libraries": ({"openvino": "lib.so"}, "ep_libraries"),
     "split": (False, "split"), "custom_ops": ("off", "custom_ops"), "check": (False, "check"),
+    "trials": (False, "trials"),
 }  # fmt: skip
 
 

@@ -31,6 +31,7 @@ OURS = {
     f"models/.making-{'0' * 16}/exported": ("models", 3, 40),
     "tuning/unet-0123456789abcdef01234567/bundle.json": ("tuning", 5, 40),
     "ops/tuning.tsv": ("tuning", 7, 1),
+    f"trials/webgpu-{'a' * 32}.trials": ("trials", 2, 40),
     f"ops/{'0' * 16}/libsdort_ops.so": ("ops", 9, 40),
     f"ops/{'0' * 16}/build.json": ("ops", 2, 40),
 }
@@ -193,7 +194,7 @@ def test_the_commands(cache: Path) -> None:
         return done.stdout
 
     assert run() == run("size")
-    assert run().splitlines()[-1] == "10 entries, 50 B"
+    assert run().splitlines()[-1] == "11 entries, 52 B"
     assert json.loads(run("size", "--json"))["schema"] == json.loads(run("list", "--json"))["schema"] == "sdort-cache-1"
     assert json.loads(run("--json")) == json.loads(run("size", "--json"))
     refused = CliRunner().invoke(cli, ["cache", "--json", "list"])

