@@ -165,7 +165,7 @@ def _channel_biases(run: PipelineRun) -> int:
 
 def _check_types(run: PipelineRun) -> int:
     hint = "No runtime loads this file: its exporter or converter mixed precisions. Make it again, or in float32."
-    types.check(run.editor, run.model.graph.opset, hint)
+    types.check(run.editor, run.model.graph.opset, hint, foreign=True)
     return 0
 
 

@@ -17,18 +17,20 @@ from sdort.rewrite.editor import Editor
 from sdort.rewrite.match import is_float
 
 
-def check(editor: Editor, opset: int, hint: str) -> None:
+def check(editor: Editor, opset: int, hint: str, *, foreign: bool = False) -> None:
     """Refuse a node whose inputs are of types that its operator does not take, or does not take together.
 
     Args:
         opset: of the default domain, by whose schemas the nodes are judged.
         hint: what to do next.
+        foreign: the graph is as another tool made it, for any provider. Olive gives a GroupNorm for DirectML weights in
+            fp16, which the others' kernels read as fp32.
 
     Raises:
         BadModelError: naming the node, its input and the types.
     """
     for node in editor.graph.nodes:
-        problem = _microsoft(node, editor) if node.domain else _standard(node, editor, opset)
+        problem = _microsoft(node, editor, foreign) if node.domain else _standard(node, editor, opset)
         if problem:
             raise BadModelError(problem, component=editor.model.component, node=node.name, hint=hint)
     for output in editor.graph.outputs:
@@ -125,13 +127,13 @@ def _text(dtype: np.dtype[Any]) -> str:
     return f"tensor({name})"
 
 
-def _microsoft(node: gs.Node, editor: Editor) -> str | None:
+def _microsoft(node: gs.Node, editor: Editor, foreign: bool) -> str | None:
     """The problem of a node of ONNX Runtime's own: all floats have to be alike but for those that are fp32."""
     single = float32_inputs(node)
     first: np.dtype[Any] | None = None
     for index, tensor, dtype in _floats(node, editor):
         expected = np.dtype(np.float32) if index in single else first
-        if expected is not None and dtype != expected:
+        if expected is not None and dtype != expected and not (foreign and index in single and dtype == first):
             return f"input {index} of this {node.op} ({tensor.name!r}) is {dtype}, not {expected}"
         first = first or (None if index in single else dtype)
     return None

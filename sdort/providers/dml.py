@@ -127,13 +127,20 @@ def _given_zero_points(call: Call) -> str | None:
     return "MatMulNBits takes no groups in another order and no bias in DirectML" if call.has("g_idx", "bias") else None
 
 
+def _sizes_alone(call: Call) -> str | None:
+    """Integers, which are sizes, ONNX Runtime computes on the CPU as it does other arithmetic on these."""
+    dtype = call.dtype("data")
+    return None if dtype is not None and dtype.kind in "iu" else "dml has a kernel for ScatterND up to opset 16 alone"
+
+
 TARGET = Target(
     name="dml",
     execution_provider="DmlExecutionProvider",
     opset=18,
     ir_version=10,
     channels_last=True,
-    only=frozenset(STANDARD.split()) | _REGISTERED_APART | {"Constant"},
+    only=frozenset(STANDARD.split()) | _REGISTERED_APART | {"Constant", "ScatterND"},
+    forms={"ScatterND": _sizes_alone},
     kernels={
         "com.microsoft.Attention": _packed_attention,
         "com.microsoft.BiasAdd": _any_form,

@@ -68,8 +68,11 @@ def test_it_has_the_standard_operators_of_its_table_alone() -> None:
     assert {name for name in names if not defs.has(name, TARGET.opset)} == set()
     (node,) = edit("g (float[B, 8] x) => (float[] y) { y = Neg (x) }").graph.nodes
     # Registered up to opset 16, and ONNX has another version of them at 18.
-    for node.op in ("ScatterND", "ScatterElements", "HardSwish", "Gelu", "GroupNormalization", "Attention", "If"):
+    for node.op in ("ScatterElements", "HardSwish", "Gelu", "GroupNormalization", "Attention", "If"):
         assert TARGET.unsupported(node) == f"dml has no kernel for {node.op}"
+    for dtype, taken in (("float", False), ("float16", False), ("int64", True)):
+        editor = edit(f"g ({dtype}[4] x, int64[2, 1] i, {dtype}[2] u) => ({dtype}[4] y) {{ y = ScatterND (x, i, u) }}")
+        assert (TARGET.unsupported(editor.graph.nodes[-1], editor) is None) == taken
     for node.op in ("Resize", "Trilu", "GridSample", "Constant", "ArgMax"):
         assert TARGET.unsupported(node) is None
 
