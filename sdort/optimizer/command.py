@@ -30,6 +30,7 @@ from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY
 from sdort.onnx_io.save import save_model
 from sdort.optimizer.believed_kernels import believed_target
 from sdort.optimizer.expected import check_expected, config_misses, wrong_counts
+from sdort.optimizer.fixed_sizes import Shapes, fix_inputs, fix_outputs, fixed_shapes
 from sdort.optimizer.fusion_list import DISABLED_STEPS
 from sdort.optimizer.optimize_options import OptimizationOptions, OptimizeKeywords, PlanKeywords, PlannedOptions
 from sdort.optimizer.optimize_request import OptimizeRequest
@@ -205,6 +206,7 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport, content: Content
     chosen = select_models(request, models)
     check_expected(request.expect, chosen)
     report.left_out.update(left_out(request, models))
+    shapes = fixed_shapes(request, {name: path for name, path in chosen.items() if name in models.components})
     reads = [request.source, *chosen.values()]
     hashes: dict[Path, str] = {}
     with staged_directory(request.out, request.overwrite, reads, why_foreign=why_foreign) as stage:
@@ -213,7 +215,8 @@ def _optimize(request: OptimizeRequest, report: OptimizeReport, content: Content
         selector = _fp32_selector(request, stage)
         for name, path in chosen.items():
             known = name in models.components
-            hashes.update(_optimize_component(request, report, name, path, stage, selector, known=known))
+            fixed = shapes.get(name, {})
+            hashes.update(_optimize_component(request, report, name, path, stage, selector, fixed, known=known))
         if selector:
             selector.write_plan(stage, request.provider)
         wrong = wrong_counts(request.expect, report.components)
@@ -266,12 +269,14 @@ def _optimize_component(
     path: Path,
     stage: Path,
     selector: Fp32Selector | None,
+    shapes: Shapes,
     *,
     known: bool,
 ) -> dict[Path, str]:
     """Read one component and write what becomes of it.
 
     Args:
+        shapes: those that its inputs get; none where it keeps its own.
         known: it is a component of a pipeline, so that its config says what has to be in it.
 
     Returns:
@@ -279,11 +284,14 @@ def _optimize_component(
     """
     start = time.perf_counter()
     model = load_model(path, name, request.unwritten.get(name))
+    fix_inputs(model, shapes)
     done = report.components[name] = ComponentReport(name)
     done.bytes_before = max(sum(read_component(path, name).weight_bytes.values()), path.stat().st_size)
     done.seconds["load"] = round(time.perf_counter() - start, 4)
     with progress(FUSING.format(name)):
         optimize_model(model, _options(request, path, selector), done)
+    if shapes:
+        fix_outputs(model)
     report.misses.extend(f"{name}: {miss}" for miss in done.misses)
     own = bool(request.sdort_ops)
     misses = config_misses(model, path.parent / "config.json", request.provider, done, own) if known else None

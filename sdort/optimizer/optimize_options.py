@@ -29,6 +29,17 @@ class PlannedOptions:
         doc="The execution provider to optimize for: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``; ``auto`` is the one "
         "that runs here, as for :func:`sdort.run`.",
     )
+    size: str | None = option(
+        None,
+        section="Target",
+        form="size",
+        metavar="WxH",
+        unset="any; on dml the model's own",
+        help="Fix all sizes for one image of this width and height, such as 768x512. The UNet then takes two latents: "
+        "with the prompt and without.",
+        doc="The one size of an image to optimize for, as ``WxH``; by default any, and on ``dml``, which plans its "
+        "graphs for their sizes, the model's own.",
+    )
     fp16: bool | Literal["plain", "auto"] = option(
         False,
         section="Target",
@@ -168,6 +179,9 @@ class PlanKeywords(TypedDict, total=False):
     provider: str
     """The execution provider to optimize for: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``; ``auto`` is the one that
     runs here, as for :func:`sdort.run`."""
+    size: str | None
+    """The one size of an image to optimize for, as ``WxH``; by default any, and on ``dml``, which plans its graphs for
+    their sizes, the model's own."""
     fp16: bool | Literal["plain", "auto"]
     """Convert to 16-bit floats; with ``"auto"`` run the model first, and leave in fp32 what fp16 cannot hold.
     ``"plain"`` is the same as True."""

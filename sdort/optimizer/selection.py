@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+
+from onnx import TensorProto
 
 from sdort.console import say
 from sdort.errors import UsageError, did_you_mean
@@ -32,8 +35,20 @@ def select_models(request: OptimizeRequest, survey: Survey) -> dict[str, Path]:
     refuse_misfits(survey, asked)
     if asked:
         return {name: path for name, path in survey.models.items() if name in asked}
-    refuse_others(survey)
+    refuse_others(replace(survey, others=_unknown(survey)))
     return {name: path for name, path in survey.components.items() if name != SAFETY_CHECKER or _is_known(path)}
+
+
+def _unknown(survey: Survey) -> dict[str, Path]:
+    """The models beside a pipeline's components that are no component, without tokenizers, as Amuse has one."""
+    if not survey.components:
+        return survey.others
+    return {name: path for name, path in survey.others.items() if not _reads_text(name, path)}
+
+
+def _reads_text(name: str, path: Path) -> bool:
+    inputs = read_component(path, name).proto.graph.input
+    return any(each.type.tensor_type.elem_type == TensorProto.STRING for each in inputs)
 
 
 def _is_known(path: Path) -> bool:
@@ -54,4 +69,7 @@ def left_out(request: OptimizeRequest, survey: Survey) -> dict[str, str]:
         reasons[name] = f"{path.with_name('model.onnx').relative_to(survey.path)} is beside it"
     for name, reason in reasons.items():
         say(f"left out: {name}, as {reason} (--component {name} takes it)")
+    for name in sorted(survey.others.keys() - _unknown(survey).keys()):
+        reasons[name] = "it reads text, as a tokenizer does"
+        say(f"left out: {name}, as {reasons[name]}")
     return reasons

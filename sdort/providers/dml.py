@@ -139,6 +139,7 @@ TARGET = Target(
     opset=18,
     ir_version=10,
     channels_last=True,
+    fixed_sizes=True,
     only=frozenset(STANDARD.split()) | _REGISTERED_APART | {"Constant", "ScatterND"},
     forms={"ScatterND": _sizes_alone},
     kernels={

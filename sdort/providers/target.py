@@ -40,6 +40,7 @@ class Target:
         missing: standard operators that it does not have.
         only: where not empty, the only standard operators that it has.
         forms: standard operators that it has in some forms only, and those.
+        fixed_sizes: whether it plans a graph for the sizes that the graph has, so that these are to be fixed.
         explicit_inputs: standard operators and their inputs that may not be left out: empty tensors take their place.
     """
 
@@ -54,6 +55,7 @@ class Target:
     missing: frozenset[str] = frozenset({"Attention", "GroupNormalization", "Gelu", "RotaryEmbedding"})
     only: frozenset[str] = field(default_factory=frozenset)
     forms: Mapping[str, Condition] = field(default_factory=dict)
+    fixed_sizes: bool = False
     explicit_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
     @cached_property

@@ -41,7 +41,15 @@ from sdort.verification.component_comparison import ONNX, TORCH, Comparison, com
 from sdort.verification.image_comparison import compare_images, failed_images, make_requests
 from sdort.verification.limits import COARSEST_FIRST
 from sdort.verification.outcome import Provenance, Verification
-from sdort.verification.recorded_inputs import RANDOM, RECORDED, Inputs, RecordedRun, random_inputs, record_run
+from sdort.verification.recorded_inputs import (
+    RANDOM,
+    RECORDED,
+    Inputs,
+    RecordedRun,
+    in_batches,
+    random_inputs,
+    record_run,
+)
 from sdort.verification.runners import RunConfiguration, is_emulated, open_text_to_image
 from sdort.verification.semantic_score import score_candidate
 from sdort.verification.torch_images import generate_in_torch
@@ -261,8 +269,10 @@ def _inputs(run: _Run, component: str, recorded: RecordedRun) -> list[Inputs]:
         factor = run.folder.vae_factor
         height, width = (side // factor for side in run.options.sides or run.folder.default_size)
         path = reference.models.get(component, run.folder.models[component])
-        inputs += random_inputs(path, component, factor, (height, width))
-    return [*inputs, *recorded.inputs.get(component, [])] if RECORDED in run.options.kinds else inputs
+        inputs += random_inputs(path, component, factor, (height, width), candidate=run.folder.models[component])
+    if RECORDED in run.options.kinds:
+        inputs += recorded.inputs.get(component, [])
+    return [part for each in inputs for part in in_batches(each, run.folder.models[component], component)]
 
 
 def _verify_component(run: _Run, component: str, recorded: RecordedRun) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from sdort.graph.signature import Feeds
 from sdort.onnx_io.component_file import read_component
 from sdort.pipelines.folder import PipelineFolder
 from sdort.verification.runners import RunConfiguration, open_text_to_image
-from sdort.workload.samples import Sample, declared_inputs, make_inputs
+from sdort.workload.samples import Sample, SampleDim, declared_inputs, make_inputs
 
 RANDOM, RECORDED = "random", "recorded"
 RECORDED_TIMESTEPS = 4
@@ -40,7 +40,9 @@ class Inputs:
     """Timestep of the denoising run that fed them; None for what is fed once."""
 
 
-def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int], seed: int = 0) -> list[Inputs]:
+def random_inputs(
+    path: Path, component: str, factor: int, size: tuple[int, int], seed: int = 0, candidate: Path | None = None
+) -> list[Inputs]:
     """Batches of one and two: the model's own size, up to :data:`LARGEST_LATENT_SIDE`, and one that is not square.
 
     A static model has one.
@@ -48,8 +50,14 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
     Args:
         factor: pixels a latent.
         size: height and width of the model's own latent.
+        candidate: a model made of this one, whose sizes may be fixed where its are not.
     """
     inputs = declared_inputs(read_component(path, component).graph, component)
+    if candidate is not None:
+        fixed = {
+            each.name: each.shape for each in declared_inputs(read_component(candidate, component).graph, component)
+        }
+        inputs = [replace(each, shape=_both(each.shape, fixed.get(each.name, ()))) for each in inputs]
     scale = factor if component in (ENCODER, T2I_ADAPTER) else 1
     first = (min(size[0], LARGEST_LATENT_SIDE), min(size[1], LARGEST_LATENT_SIDE))
     sides = [first, tuple(max(side * part // 64, 1) * 8 for side, part in zip(first, (5, 7), strict=True))]
@@ -59,6 +67,32 @@ def random_inputs(path: Path, component: str, factor: int, size: tuple[int, int]
         shapes = ", ".join("x".join(map(str, value.shape)) or "scalar" for value in feeds.values())
         by_shapes.setdefault(tuple(value.shape for value in feeds.values()), Inputs(RANDOM, shapes, feeds))
     return list(by_shapes.values())
+
+
+def _both(shape: tuple[SampleDim, ...], other: tuple[SampleDim, ...]) -> tuple[SampleDim, ...]:
+    """The dims of a shape, and of another where it leaves them open."""
+    return tuple(own or size for own, size in zip(shape, other, strict=True)) if len(shape) == len(other) else shape
+
+
+def in_batches(inputs: Inputs, path: Path, component: str) -> list[Inputs]:
+    """Inputs in parts of the batch that a model has fixed; as they are where it has none or another part of it."""
+    declared = declared_inputs(read_component(path, component).graph, component)
+    fixed = next((each.shape[0] for each in declared if len(each.shape) > 1), None)
+    rows = {len(value) for value in inputs.feeds.values() if value.ndim > 1}
+    whole = max(rows, default=0)
+    if not fixed or len(rows) != 1 or whole <= fixed or whole % fixed:
+        return [inputs]
+    return [
+        replace(
+            inputs,
+            label=f"{inputs.label}, sample {start // fixed + 1} of {whole // fixed}",
+            feeds={
+                name: value[start : start + fixed] if value.ndim and len(value) == whole else value
+                for name, value in inputs.feeds.items()
+            },
+        )
+        for start in range(0, whole, fixed)
+    ]
 
 
 @dataclass

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.long
 STATIC = StaticSize(2, 64, 96)
 TARGETS = ("rocm", "cuda", "cpu", "migraphx")
 # All targets where sizes are dynamic, half of them in fp16; the other half, in fp16, where they are static.
-HALVES = {"dynamic": ("rocm", "cpu"), "static": ("cuda", "migraphx")}
+HALVES = {"dynamic": ("rocm", "cpu"), "static": ("cuda", "migraphx", "dml")}
 RUNS = {"dynamic": TARGETS, "static": HALVES["static"]}
 CASES = [(family, kind) for family in true_depth.FAMILIES for kind in HALVES]
 PARTS: tuple[str, ...] = ()
@@ -39,7 +39,7 @@ if os.environ.get("TRUE_DEPTH") != "all":
     # SD 1.5 has all four levels. SDXL is the deepest, and takes three times as long: test_rocm_placement.py counts what
     # fuses in its dynamic graph of full depth. Static: a dynamic trace takes four times as long. In fp32 and in fp16.
     # The UNet alone: a VAE's levels and a text encoder's layers are all alike, and test_architectures.py counts theirs.
-    CASES, RUNS["static"], PARTS = [("sd15", "static")], ("rocm", "cuda"), ("unet",)
+    CASES, RUNS["static"], PARTS = [("sd15", "static")], ("rocm", "cuda", "dml"), ("unet",)
 SAMPLES: dict[str, dict[str, tuple[Sample, ...]]] = {
     # Latents of other sizes than those that are traced, one that no power of two divides.
     "dynamic": {"unet": (Sample(1, 16, 8, 77), Sample(3, 9, 13, 5)), "vae": (Sample(1, 5, 3), Sample(2, 4, 6))},

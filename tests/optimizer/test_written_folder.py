@@ -23,7 +23,7 @@ from sdort.optimizer import output, result_size
 from sdort.optimizer.optimize_request import OptimizeRequest
 from sdort.optimizer.output import copy_configs, extend_manifest, model_file
 from sdort.optimizer.report import OptimizeReport
-from sdort.optimizer.selection import select_models
+from sdort.optimizer.selection import left_out, select_models
 from sdort.pipelines.manifest import FILES
 from sdort.pipelines.origin import ORIGIN
 
@@ -81,6 +81,7 @@ def test_models_that_cannot_be_selected(monkeypatch: pytest.MonkeyPatch) -> None
         return f"{raised.value.message} | {raised.value.hint}"
 
     monkeypatch.setattr("sdort.onnx_io.components._signature", lambda file, name: "(x)")
+    monkeypatch.setattr("sdort.optimizer.selection._reads_text", lambda name, path: name == "tokenizer")
     missing = refused(("components", "others"), "unet", "unett")
     assert missing.startswith("there is no component 'unett'")
     assert missing.endswith("The model has unet, safety_checker, vae_decoder, other.")
@@ -91,6 +92,17 @@ def test_models_that_cannot_be_selected(monkeypatch: pytest.MonkeyPatch) -> None
     assert refused(("components", "misfits"), "vae_encoder", "unet").startswith("m is no vae_encoder")
     monkeypatch.setitem(FOUND, "others", {"other": Path("in/o"), "another": Path("in/b/p")})
     assert "holds models that are no component" in refused(("components", "others"))
+
+
+def test_a_tokenizer_as_a_graph_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As Amuse has one beside the components."""
+    text = "g (string[N] text, int64[N, 77] given) => (int64[N, 77] ids) { ids = Identity (given) }"
+    onnx.save(parse(text, {}, 18), tmp_path / "tokenizer.onnx")
+    found = Survey(tmp_path, components={"unet": Path("u")}, others={"tokenizer": tmp_path / "tokenizer.onnx"})
+    request = OptimizeRequest(tmp_path, tmp_path / "out")
+    assert select_models(request, found) == {"unet": Path("u")}
+    assert left_out(request, found) == {"tokenizer": "it reads text, as a tokenizer does"}
+    assert "left out: tokenizer, as it reads text" in capsys.readouterr().err
 
 
 PLACES: dict[str, tuple[str, str, str, bool, str]] = {
