@@ -16,7 +16,6 @@ from sdort.generation.memory_need import (
     MARGIN,
     OFFLOAD_HINT,
     SHORTAGE_HINT,
-    can_offload,
     case_bytes,
     closed_bytes,
     control_bytes,
@@ -41,6 +40,7 @@ from sdort.pipelines.folder import PipelineFolder
 from sdort.providers import LOW, NORMAL
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
+from sdort.runtime.session import can_offload
 from sdort.tables import size_text
 from sdort.workload.cases import Case
 

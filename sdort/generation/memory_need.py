@@ -461,11 +461,6 @@ def refuse_case(
         refuse_shortage(case_bytes(folder, case, provider, plan), free, str(case))
 
 
-def can_offload(provider: Provider) -> bool:
-    """Whether a provider's sessions can read weights that take turns in its memory."""
-    return not provider.programs and bool(provider.device or not provider.on_gpu)
-
-
 def spared_bytes(folder: PipelineFolder, provider: Provider, lacking: int) -> int:
     """Bytes by which a denoiser's steps take less memory where its weights take turns.
 

@@ -39,7 +39,7 @@ from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
 from sdort.runtime.compiled_programs import Programs
-from sdort.runtime.device_block import is_reachable
+from sdort.runtime.device_block import KINDS, is_reachable
 from sdort.runtime.device_stream import DeviceStream, open_stream
 from sdort.runtime.failures import load_error, run_error
 from sdort.runtime.late_ort import LateOrt
@@ -946,7 +946,7 @@ def _open_pieces(
         MemoryShortageError: there is too little for the slots too.
     """
     options, (path, component, provider, *_) = start.options, start.place
-    if provider.on_gpu and (not provider.device or keeps_constants(provider) or not is_reachable(provider.vendor)):
+    if not can_offload(provider) or (provider.on_gpu and not is_reachable(provider.vendor)):
         raise ProviderError(
             f"--offload is not for {provider.name}, whose sessions hold weights of their own",
             component=component,
@@ -984,6 +984,12 @@ def _open_pieces(
     )
     offloaded = Offloaded(plan.resident, plan.streamed, len(streamed.sizes), round(seconds, 4))
     return PiecewiseOrt(graph, sessions, streamed, resident, offloaded, memory_of(provider, options))
+
+
+def can_offload(provider: Provider) -> bool:
+    """Whether a provider's sessions read weights where sdort puts them, which may be others in the next moment."""
+    on_device = bool(provider.device) and provider.vendor in KINDS and not keeps_constants(provider)
+    return provider.is_fallback or on_device
 
 
 def spare_bytes(provider: Provider) -> int:

@@ -25,9 +25,8 @@ from sdort.generation.request_plan import plan_request
 from sdort.generation.requests.request import Request
 from sdort.onnx_io.check_tensors import tensor_nbytes
 from sdort.pipelines.folder import open_folder
-from sdort.providers import CPU
+from sdort.providers import CPU, PROVIDERS
 from sdort.providers.cuda import PROVIDER as CUDA
-from sdort.providers.migraphx import PROVIDER as MIGRAPHX
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import activations, placed_weights
 from sdort.runtime import session as session_module
@@ -165,10 +164,17 @@ def test_what_needs_all_weights_at_once_is_refused(options: dict[str, Any], reas
 
 
 def test_a_provider_whose_sessions_hold_weights_is_refused() -> None:
-    refuse_offload(CUDA, RuntimeOptions(offload=True))
-    refuse_offload(MIGRAPHX, RuntimeOptions())
-    with pytest.raises(UsageError, match="--offload is not for migraphx, whose sessions hold all weights"):
-        refuse_offload(MIGRAPHX, RuntimeOptions(offload=True))
+    taken = {"cpu", "cuda", "rocm"}
+    for provider in PROVIDERS.values():
+        refuse_offload(provider, RuntimeOptions())
+        if provider.name in taken:
+            refuse_offload(provider, RuntimeOptions(offload=True))
+        else:
+            with pytest.raises(
+                UsageError, match=f"--offload is not for {provider.name}, whose sessions hold all weights"
+            ):
+                refuse_offload(provider, RuntimeOptions(offload=True))
+    assert {"migraphx", "openvino"} <= PROVIDERS.keys() - taken
 
 
 @pytest.mark.parametrize(
