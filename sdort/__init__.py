@@ -26,6 +26,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 __all__ = [
     "Ablation",
     "BatchReport",
+    "CheckUp",
     "Diagnosis",
     "ExportReport",
     "FusionList",
@@ -60,6 +61,7 @@ __all__ = [
     "list_ops",
     "list_tuning",
     "load",
+    "measure_machine",
     "optimize",
     "placement",
     "plan_export",
@@ -99,6 +101,7 @@ _MODULES = {
         "set_verbosity",
         "to_json",
     ),
+    "sdort.checkup.command": ("CheckUp", "measure_machine"),
     "sdort.doctor.command": ("diagnose",),
     "sdort.doctor.diagnosis": ("Diagnosis",),
     "sdort.exporter.command": (

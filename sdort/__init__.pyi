@@ -6,6 +6,8 @@ from sdort.batches.command import batch as batch
 from sdort.benchmark.ablation import Ablation as Ablation
 from sdort.benchmark.command import bench as bench
 from sdort.benchmark.measure import Measurement as Measurement
+from sdort.checkup.command import CheckUp as CheckUp
+from sdort.checkup.command import measure_machine as measure_machine
 from sdort.console import set_verbosity as set_verbosity
 from sdort.console import to_json as to_json
 from sdort.doctor.caches import clean_cache as clean_cache

@@ -1,8 +1,7 @@
-"""The measuring diagnosis: :func:`check_up`, which ``sdort doctor --measure`` calls."""
+"""The measuring diagnosis: :func:`sdort.measure_machine`, which ``sdort doctor --measure`` calls."""
 
 from __future__ import annotations
 
-import os
 import platform
 import threading
 import time
@@ -33,12 +32,14 @@ from sdort.files.staging import temporary_folder
 from sdort.lowering.own_operators import own_operators
 from sdort.machine.gpus import card_state, driver_of, gpus_of, rocm_version
 from sdort.machine.nvml import CardState
+from sdort.machine.os_calls import os_calls
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.machine.system import System
 from sdort.machine.version import __version__
 from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.save import save_model
 from sdort.options.number_ranges import DEVICE_ID
+from sdort.options.option_types import typed
 from sdort.providers import AUTO, CPU, PROVIDERS, find_provider
 from sdort.providers.provider import Provider
 from sdort.runtime.availability import Problem, find_problems
@@ -125,7 +126,8 @@ class _Run:
             self.rates[name] = max(rate, self.rates.get(name, 0.0))
 
 
-def check_up(*, provider: str = AUTO, device_id: int = 0, full: bool = False, system: System | None = None) -> CheckUp:
+@typed
+def measure_machine(*, provider: str = AUTO, device_id: int = 0, full: bool = False) -> CheckUp:
     """Measure a step and a decode of the demo and of Stable Diffusion 1.5's shape, and say what is wrong.
 
     Nothing is downloaded; graphs and random weights are made in a temporary folder (2 GB for a GPU, else 0.6 GB).
@@ -134,14 +136,25 @@ def check_up(*, provider: str = AUTO, device_id: int = 0, full: bool = False, sy
         provider: the execution provider, or ``auto``.
         device_id: the number of the GPU.
         full: measure on a processor what is measured on a GPU; that may take many minutes.
-        system: the machine; by default this one.
+
+    Returns:
+        Figures, which can be sent to others, with the reasons for slowness; and the provider for this machine.
 
     Raises:
         ProviderError: ONNX Runtime is not installed, the provider does not load, or nothing could be measured on it.
         UsageError: there is no such provider or number.
+
+    Example:
+        >>> found = sdort.measure_machine(provider="cpu")  # doctest: +SKIP
+        >>> [figure.median_ms for figure in found.slow]  # doctest: +SKIP
+        []
     """
+    return check_up(System(), provider=provider, device_id=device_id, full=full)
+
+
+def check_up(system: System, *, provider: str = AUTO, device_id: int = 0, full: bool = False) -> CheckUp:
+    """:func:`measure_machine` on a machine as its files and tools tell."""
     DEVICE_ID.check(device_id)
-    system = system or System()
     software = installed_software(device_id)
     chosen = _chosen(provider, software)
     size = "gpu" if chosen.on_gpu else "full" if full else "cpu"
@@ -255,7 +268,7 @@ def _concluded(
     loading = [name for name in software.listed if name not in software.refusals]
     recommended = recommend(loading, system)
     install = "" if recommended.installed else PROVIDERS[recommended.provider].install
-    processors = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    processors = len(os_calls.usable_cpus())
     state = seen[0] if seen else CardState()
     idle = [each.name for each in (*gpus_of("amd", system), *gpus_of("nvidia", system))]
     evidence = Evidence(

@@ -17,20 +17,15 @@ _MOST = 5
 _STEPS = 20
 
 
-def measured(provider: str | None, device_id: int, full: bool, output: Path | None, as_json: bool) -> None:
-    """Measure, show the page or JSON, write the file, and end with the exit code.
+def report(found: CheckUp, output: Path | None, as_json: bool) -> None:
+    """Write the file, show the page or JSON, and end with the exit code.
 
     Raises:
         OutputError: the file cannot be written.
-        SdortError: as :func:`sdort.checkup.command.check_up`.
     """
-    from sdort.checkup.command import check_up
     from sdort.console import emit_json
     from sdort.errors import ProviderError
-    from sdort.providers import AUTO
 
-    refuse_output(output)
-    found = check_up(provider=provider or AUTO, device_id=device_id, full=full)
     if output:
         write(found, output)
     if as_json:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from sdort.cli.from_options import options_of
-from sdort.providers import PROVIDER_NAMES
+from sdort.providers import AUTO, PROVIDER_NAMES
 from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
@@ -56,9 +56,11 @@ def command(
     with what this machine should reach. Its JSON names no user, host or file.
     """
     if measure:
-        from sdort.cli.checkup_page import measured
+        from sdort.checkup.command import measure_machine
+        from sdort.cli.checkup_page import refuse_output, report
 
-        measured(provider, device_id, full, output, as_json)
+        refuse_output(output)
+        report(measure_machine(provider=provider or AUTO, device_id=device_id, full=full), output, as_json)
         return
     if full or output:
         raise click.UsageError(f"{'--full' if full else '--output'} needs --measure")

@@ -94,7 +94,7 @@ def pretend(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pretend:
         monkeypatch.setattr(command, "loads", lambda on_gpu, full: [SMALL[0], Load(TRUE_SIZE, UNET, 2, 64, 64)])
         monkeypatch.setattr(command, "_PERIOD", 0.001)
         monkeypatch.setattr("sdort.runtime.recommendation.System", lambda: system)
-        return check_up(provider=provider, system=system)
+        return check_up(system, provider=provider)
 
     return measure
 

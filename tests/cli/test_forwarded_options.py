@@ -68,6 +68,8 @@ NOT_FORWARDED = {
     "as_json", "verbose", "quiet", "help_all", "dry_run", "signature", "remove", "show_only", "diff", "exit_code",
     "placement", "model", "images", "out", "pipeline", "prompt", "source", "candidate", "path", "paths", "file",
 }  # fmt: skip
+NOT_OF = {("doctor", "measure"), ("doctor", "full"), ("doctor", "output")}
+"""Command and options of its other function (checkup/test_command.py)."""
 NEEDED = {
     "certificate": ["--sign", "taken"],
     "io_fp16": ["--fp16"],
@@ -148,7 +150,7 @@ def test_an_option_of_the_command_line_arrives_under_its_name_alone(
     command_line = {"command_line", "on_measured"}
     plain: dict[tuple[str, ...], dict[str, Any]] = {}
     for option in leaf(name).params:
-        if option.name in NOT_FORWARDED:
+        if option.name in NOT_FORWARDED or (name, option.name) in NOT_OF:
             continue
         words, value = words_of(option)
         needed = tuple(NEEDED.get(option.name or "", ()))
@@ -185,6 +187,7 @@ def test_a_plan_gets_what_is_asked_for_too(name: str, called: Callable[..., dict
         (["--diff", "other"], "inspect", "compare"),
         (["--placement", "--provider", "cpu"], "inspect", "placement"),
         (["--signature", "key.pem"], "verify", "verify_signature"),
+        (["--measure", "--full", "--device-id", "3"], "doctor", "measure_machine"),
     ],
 )
 def test_another_function_is_called_where_an_option_says_so(
@@ -193,7 +196,7 @@ def test_another_function_is_called_where_an_option_says_so(
     arrived = called(name, function, *words)
     expected = {
         "compare": ["model", "other"], "placement": ["model", "cpu"], "verify_signature": ["model", "key.pem"],
-        "remove_comfyui_nodes": ["place"], "tuned_ops": [],
+        "remove_comfyui_nodes": ["place"], "tuned_ops": [], "measure_machine": ["auto", "3", "True"],
     }  # fmt: skip
     assert list(map(str, arrived.values())) == expected[function]
 
