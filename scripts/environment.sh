@@ -60,6 +60,7 @@ demo_environment() {
 
 # need_native_tools: what the tests compile custom operators with, and the browser that shows the reports' pages. clang,
 # lld and llvm make and read machine code for AMD GPUs; none of ROCm is needed. Without a font, a browser shows boxes.
+# mingw compiles the library for Windows, and Wine runs it (150 MB to download, 1.1 GB installed, 15 s in all).
 # Installed where apt-get and root rights are there, told otherwise.
 need_native_tools() {
     local missing=()
@@ -69,6 +70,8 @@ need_native_tools() {
     command -v clang++-19 >/dev/null || missing+=(clang-19)
     command -v ld.lld-19 >/dev/null || missing+=(lld-19)
     command -v llvm-readelf-19 >/dev/null || missing+=(llvm-19)
+    command -v x86_64-w64-mingw32-g++-posix >/dev/null || missing+=(g++-mingw-w64-x86-64-posix)
+    command -v wine64 >/dev/null || [ -x /usr/lib/wine/wine64 ] || missing+=(wine64)
     command -v chromium >/dev/null || missing+=(chromium fonts-dejavu-core)
     [ ${#missing[@]} -eq 0 ] && return
     if [ "$(id -u)" -ne 0 ] || ! command -v apt-get >/dev/null; then

@@ -78,7 +78,7 @@ class Journal:
 
     def owner(self, file: str, name: str, index: int) -> str:
         """The id of the line whose image has a file: this one, unless an image of another has it already."""
-        own = self._owners.setdefault(file, (name, index))
+        own = self._owners.setdefault(os.path.normcase(file), (name, index))
         return name if own == (name, index) else own[0]
 
     def may_write(self, path: Path) -> bool:
@@ -98,7 +98,7 @@ class Journal:
             entry = _entry(self.folder / IMAGES, number, line)
             if entry["file"]:
                 self._files.add(entry["file"])
-                self._owners[entry["file"]] = entry["id"], entry["index"]
+                self._owners[os.path.normcase(entry["file"])] = entry["id"], entry["index"]
             if entry["file"] is None or _is_there(self.folder / entry["file"], entry["bytes"]):
                 self._done.add((entry["id"], entry["index"]))
                 self._keys[entry["id"]] = entry["key"]

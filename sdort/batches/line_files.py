@@ -20,6 +20,7 @@ from sdort.files.input_file import open_input
 from sdort.files.json_text import parse_json
 from sdort.generation.files.prompts_file import MAX_LINE, checked_line
 from sdort.machine.optional_packages import of_failed_import
+from sdort.machine.os_calls import os_calls
 
 ID = "id"
 MAX_ID = 100
@@ -91,6 +92,8 @@ def _line(path: Path, number: int, found: dict[str, Any] | UsageError) -> Line |
                 f"line {number} of {path} has an id that is no name of a file: letters, digits, '.', '_' and '-', at "
                 f"most {MAX_ID}"
             )
+        if os_calls.is_device(str(name)):
+            raise UsageError(f"line {number} of {path} has the id {name!r}, which Windows keeps for a device")
     except UsageError as error:
         return BadLine(number, name if isinstance(name, str) else None, error.message)
     options = {option: value for option, value in options.items() if option != ID}

@@ -203,7 +203,7 @@ def _read() -> dict[str, str]:
 
 
 def _is_place(value: object) -> bool:
-    return isinstance(value, str) and value.startswith("/") and "\0" not in value
+    return isinstance(value, str) and os.path.isabs(value) and "\0" not in value
 
 
 @contextmanager

@@ -15,6 +15,8 @@ import select
 import signal
 import sys
 
+assert sys.platform != "win32"  # windows_calls.py has a job in its place
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn

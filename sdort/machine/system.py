@@ -54,7 +54,7 @@ class System:
     def text(self, name: str) -> str | None:
         """A file's text without space around it; None where it is absent or cannot be read."""
         try:
-            return self.path(name).read_text(errors="replace").strip()
+            return self.path(name).read_text(encoding="utf-8", errors="replace").strip()
         except OSError:
             return None
 

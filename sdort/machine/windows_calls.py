@@ -44,6 +44,8 @@ _FAIL_AT_ONCE, _ALONE = 1, 2  # minwinbase.h: LOCKFILE_FAIL_IMMEDIATELY, LOCKFIL
 _LOCK_VIOLATION = 33  # winerror.h
 _LOCKED_BYTE = 1 << 62
 """Offset of the byte that is locked: no file has it, and what is locked cannot be read."""
+_DEVICE = re.compile("con|prn|aux|nul|(com|lpt)[1-9]", re.IGNORECASE)
+"""https://learn.microsoft.com/en-us/windows/win32/fileio/naming-a-file"""
 _JOB_LIMITS, _KILL_WHEN_CLOSED = 9, 0x2000  # winnt.h: JobObjectExtendedLimitInformation and a limit of it
 _LIMITS_BYTES, _FLAGS_OFFSET = 144, 16  # of JOBOBJECT_EXTENDED_LIMIT_INFORMATION
 _MAY_BE_IN_JOB = 0x0101  # PROCESS_SET_QUOTA, PROCESS_TERMINATE
@@ -170,6 +172,11 @@ def why_foreign(status: os.stat_result, path: Path) -> str | None:
 def can_others_write(status: os.stat_result) -> bool:
     """False: :func:`why_foreign` has judged the place."""
     return False
+
+
+def is_device(name: str) -> bool:
+    """As of POSIX."""
+    return _DEVICE.fullmatch(name.partition(".")[0]) is not None
 
 
 def usable_cpus() -> list[int]:

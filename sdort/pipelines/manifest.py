@@ -11,7 +11,7 @@ import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from sdort.checkpoints.configs import MANIFEST, read_manifest, write_json
@@ -182,7 +182,8 @@ def _listed(folder: Path, place: str, entry: Any) -> ListedFile:
 def is_inside(place: str) -> bool:
     """Whether text is the path of something below a folder, in its plain form."""
     parts = PurePosixPath(place).parts
-    return bool(parts) and parts[0] != "/" and ".." not in parts and "/".join(parts) == place
+    plain = bool(parts) and parts[0] != "/" and ".." not in parts and "/".join(parts) == place
+    return plain and PurePath(place).parts == parts  # Windows has backslashes and drives
 
 
 def _broken(folder: Path, problem: str) -> BadModelError:

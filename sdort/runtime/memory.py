@@ -151,7 +151,7 @@ def _reset_peak(process: Path = _PROCESS) -> bool:
 def peak_resident(process: Path = _PROCESS) -> int | None:
     """Bytes that the process held at its highest point; None where the kernel does not tell."""
     with suppress(OSError, ValueError, StopIteration):
-        lines = (process / "status").read_text().splitlines()
+        lines = (process / "status").read_text(encoding="utf-8").splitlines()
         return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     return None
 

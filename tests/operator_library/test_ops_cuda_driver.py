@@ -32,7 +32,7 @@ def program() -> Path:
             (folder / name).mkdir(parents=True, exist_ok=True)
             library = str(folder / name / "libcuda.so.1")
             compile_with("CC", "cc", "-shared", "-fPIC", *flags, "-o", library, str(FOLDER / "cuda.c"))
-        folders = [f"-I{native.SOURCE}", f"-I{headers_of(build)}"]
+        folders = [f"-I{native.SOURCE}", f"-I{native.headers_of(build)}"]
         program = [str(FOLDER / "run_group_norm.cpp"), *map(str, objects), "-ldl", "-pthread"]
         compile_with("CXX", "c++", "-std=c++20", *folders, "-o", str(folder / "run"), *program)
 
@@ -42,16 +42,6 @@ def program() -> Path:
 def compile_with(variable: str, usual: str, *arguments: str) -> None:
     done = subprocess.run([os.environ.get(variable, usual), *arguments], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-
-
-def headers_of(build: Path) -> Path:
-    """ONNX Runtime's, which the library was built with."""
-    cache = (build / "CMakeCache.txt").read_text().splitlines()
-    for variable in ("SDORT_ORT_INCLUDE", "SDORT_ORT_SYSTEM_INCLUDE"):
-        for line in cache:
-            if line.startswith(f"{variable}:PATH=/"):
-                return Path(line.split("=", 1)[1])
-    return build / "onnxruntime"
 
 
 def run(program: Path, library: str = "whole", *, told: str = "", **settings: int) -> list[str]:

@@ -2,11 +2,14 @@
 
 The same file that the tests' own onnxruntime loads is loaded there, and every operator computes on the CPU in float16
 and float32. onnxruntime-rocm has tests of its own (test_ops_rocm.py).
+sdort_ops.dll, compiled with mingw, does the same in Windows' ONNX Runtime under Wine.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+import json
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
@@ -19,6 +22,7 @@ from support import native, wheels
 from support.kernel_cases import one_node_model, run
 from support.row_cases import Rows
 from support.rows import operators
+from support.windows import wine
 
 from sdort.operator_library import library
 
@@ -151,12 +155,35 @@ def test_the_same_library_computes_the_same(wheel: str, tmp_path: Path) -> None:
     version, *providers = done.stdout.split()
     assert version == wheel.partition("==")[2]
     assert set(providers) - {"AzureExecutionProvider"} == WHEELS[wheel] | {"CPUExecutionProvider"}
+    compare(lambda name: np.load(tmp_path / f"{name}.out.npz"), {"NhwcConv"})
+
+
+def compare(there: Callable[[str], Mapping[str, Array]], rounded: Collection[str]) -> None:
+    """Hold the outputs of all models against those of the library here, which other tests hold against float64.
+
+    Args:
+        there: the outputs of a model, by its name.
+        rounded: cases whose sums are added up in another order, or with other instructions; the others are the same
+            to the bit.
+    """
     for name, (operator, _, outputs, attributes) in cases().items():
         for dtype in DTYPES:
-            # Other tests hold these against float64.
             here = run(operator, inputs_of(name, dtype), outputs, **attributes)
-            there = np.load(tmp_path / f"{name} {dtype}.out.npz")
+            found = there(f"{name} {dtype}")
             for output, expected in zip([o for o in outputs if o], here, strict=True):
                 # 288 products of about 1/16 sum up to about one: a rounding to float16, and float32's errors.
-                slack = np.finfo(expected.dtype).eps + 288 * 2.0**-24 if name == "NhwcConv" else 0.0
-                np.testing.assert_allclose(there[output], expected, rtol=slack, atol=slack, err_msg=f"{name} {dtype}")
+                slack = np.finfo(expected.dtype).eps + 288 * 2.0**-24 if name in rounded else 0.0
+                np.testing.assert_allclose(found[output], expected, rtol=slack, atol=slack, err_msg=f"{name} {dtype}")
+
+
+def test_the_windows_library_computes_the_same(tmp_path: Path) -> None:
+    """But for rounding: it has no fused multiply-adds."""
+    write_models(tmp_path)
+    for path in tmp_path.glob("*.npz"):
+        wine.write_tensors(path.with_suffix(".in"), dict(np.load(path)))
+    version, description, count = wine.run_models(tmp_path)
+    assert version == wine.VERSION
+    operators = [asdict(each) for each in library.describe_library(native.library()).operators]
+    assert json.loads(description) == {"operators": operators, "code_objects": []}
+    assert count == f"{2 * len(cases())} models"
+    compare(lambda name: wine.read_tensors(tmp_path / f"{name}.out"), cases())

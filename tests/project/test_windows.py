@@ -110,6 +110,45 @@ def test_every_call_of_the_system_is_of_both() -> None:
     assert used == signatures("posix_calls").keys(), "what nothing uses, or is nowhere"
 
 
+def without_encoding(tree: ast.Module) -> Iterator[str]:
+    """Calls that read or write text in the encoding of the machine, which on Windows is not UTF-8."""
+    for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+        says = {keyword.arg for keyword in call.keywords} & {"encoding", "file"}
+        match call.func:
+            case ast.Attribute(value=ast.Name(id="formatter")):
+                pass  # click's
+            case ast.Attribute(attr="read_text" | "write_text" as name) if not says:
+                if len(call.args) == (name == "write_text"):
+                    yield ast.unparse(call)
+            case ast.Name(id="open") if not says:
+                if not any(isinstance(each, ast.Constant) and "b" in str(each.value) for each in call.args[1:]):
+                    yield ast.unparse(call)
+
+
+def test_text_is_read_and_written_as_utf_8() -> None:
+    found = {path: [*without_encoding(ast.parse(path.read_text()))] for path in PACKAGE.rglob("*.py")}
+    assert {path.name: calls for path, calls in found.items() if calls} == {}
+    bad = 'p.read_text()\np.write_text(x)\nopen(p)\nopen(p, "w")\nopen(p, mode)'
+    good = 'p.read_text("utf-8")\np.write_text(x, encoding="utf-8")\nopen(p, "rb")\nopen(p, encoding="ascii")'
+    assert [len([*without_encoding(ast.parse(source))]) for source in (bad, good)] == [5, 0]
+
+
+def test_names_that_windows_keeps_and_paths_that_lead_out_there() -> None:
+    code = """
+__name__ = "sdort.test"
+from pathlib import PureWindowsPath
+from sdort.machine.os_calls import os_calls
+print(os_calls.__name__, [n for n in ("con", "NUL.png", "Com1.a.b", "com", "con1", "a.con") if os_calls.is_device(n)])
+from sdort.pipelines import manifest
+manifest.PurePath = PureWindowsPath
+print([p for p in ("unet/a.onnx", "a", "..\\\\a", "C:a", "C:/a", "a\\\\b") if manifest.is_inside(p)])
+"""
+    done = windows.run_code(code, PACKAGE)
+    assert done.stdout.splitlines() == [
+        "sdort.machine.windows_calls ['con', 'NUL.png', 'Com1.a.b']", "['unet/a.onnx', 'a']"
+    ], done.stderr  # fmt: skip
+
+
 def test_commands_run_with_what_windows_has(tiny: Tiny, tmp_path: Path) -> None:
     cpu = ["--provider", "cpu"]
     prompts = tmp_path / "prompts.jsonl"
@@ -143,3 +182,6 @@ def test_commands_run_with_what_windows_has(tiny: Tiny, tmp_path: Path) -> None:
     done = windows.run(commands, tmp_path)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "a.png").is_file()
+    assert "\\u2500" not in done.stdout, "lines of tables are of characters that pipes have"
+    assert "één" in (tmp_path / "drawn" / "images.jsonl").read_text(encoding="utf-8")
+    assert not [*tmp_path.rglob("?*.lock")], "what marks a folder goes with the process"

@@ -55,6 +55,23 @@ def sanitized_folder() -> Path:
     return _built_with(*options, f"-DCMAKE_CXX_FLAGS={SANITIZERS}")
 
 
+def windows_library() -> Path:
+    """sdort_ops.dll, compiled on Linux (custom_ops/cmake/mingw.cmake)."""
+    toolchain = f"-DCMAKE_TOOLCHAIN_FILE={SOURCE / 'cmake' / 'mingw.cmake'}"
+    headers = f"-DSDORT_ORT_INCLUDE={headers_of(build_folder())}"
+    return _built_with("-DSDORT_HIP=OFF", "-DSDORT_CUDA=OFF", toolchain, headers) / "sdort_ops.dll"
+
+
+def headers_of(build: Path) -> Path:
+    """The folder of ONNX Runtime's headers that a library was built with."""
+    cache = (build / "CMakeCache.txt").read_text().splitlines()
+    for variable in ("SDORT_ORT_INCLUDE", "SDORT_ORT_SYSTEM_INCLUDE"):
+        for line in cache:
+            if line.startswith(f"{variable}:PATH=/"):
+                return Path(line.split("=", 1)[1])
+    return build / "onnxruntime"
+
+
 def _built_with(*options: str) -> Path:
     return built(_sources() | {"": " ".join(options).encode()}, lambda folder: _build(folder, *options))
 

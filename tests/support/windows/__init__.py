@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,13 +59,14 @@ def is_lacking(module: str, platform: str, other: str) -> bool:
     return bool(names_on(module, other)) and not names_on(module, platform)
 
 
+ENCODING = "cp1252"
+"""Of pipes on a Windows of western Europe or America."""
+
 MODULES = ("os", "signal", "socket", "time", "select", "mmap", "subprocess", "threading", "asyncio", "ctypes", "errno")
 """Modules of which a process as on Windows lacks names."""
 
 
-def run(
-    commands: Sequence[Sequence[object]], folder: Path, environ: Mapping[str, str] | None = None
-) -> subprocess.CompletedProcess[str]:
+def run(commands: Sequence[Sequence[object]], folder: Path) -> subprocess.CompletedProcess[str]:
     """Run ``sdort`` with these arguments one after another in one process as on Windows (``sitecustomize.py``), up to
     one that fails; so are the processes that it starts.
 
@@ -73,17 +74,15 @@ def run(
         folder: where it works, and where its home is.
     """
     arguments = json.dumps([[str(each) for each in command] for command in commands])
-    return _python(["-c", _COMMANDS, arguments], folder, environ)
+    return _python(["-c", _COMMANDS, arguments], folder)
 
 
 def run_code(code: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """Run Python code in such a process. What it does itself counts as sdort's if it calls itself so."""
-    return _python(["-c", code], folder, None)
+    return _python(["-c", code], folder)
 
 
-def _python(
-    arguments: Sequence[str], folder: Path, environ: Mapping[str, str] | None
-) -> subprocess.CompletedProcess[str]:
+def _python(arguments: Sequence[str], folder: Path) -> subprocess.CompletedProcess[str]:
     names = {module: sorted(lacking(module, "win32", "linux")) for module in MODULES}
     own = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "XDG_CACHE_HOME")}
     own |= {
@@ -91,10 +90,11 @@ def _python(
         "SDORT_TEST_LACKING": json.dumps(names),
         "HOME": str(folder),
         "TMPDIR": str(folder),
-        **(environ or {}),
+        "PYTHONIOENCODING": ENCODING,
+        "PYTHONUTF8": "0",
     }
     command = [sys.executable, *arguments]
-    return subprocess.run(command, capture_output=True, cwd=folder, env=own, encoding="utf-8", check=False)
+    return subprocess.run(command, capture_output=True, cwd=folder, env=own, encoding=ENCODING, check=False)
 
 
 _COMMANDS = """
