@@ -42,6 +42,7 @@ class Target:
         forms: standard operators that it has in some forms only, and those.
         fixed_sizes: whether it plans a graph for the sizes that the graph has, so that these are to be fixed.
         explicit_inputs: standard operators and their inputs that may not be left out: empty tensors take their place.
+        coarse_sines: whether its Sin and Cos are less exact than fp32, so that they are written out.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Target:
     forms: Mapping[str, Condition] = field(default_factory=dict)
     fixed_sizes: bool = False
     explicit_inputs: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    coarse_sines: bool = False
 
     @cached_property
     def conditions(self) -> Mapping[str, Condition]:
