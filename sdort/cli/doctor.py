@@ -22,6 +22,7 @@ Examples:
   sdort doctor                   would anything work, and what is missing
   sdort doctor --provider rocm   what keeps it from working; its options
   sdort doctor --provider cuda --device-id 1 --json
+  sdort doctor --devices         what providers compute on: GPUs, plugins' devices
   sdort doctor --measure         is it as fast as it should be, and if not, why
   sdort doctor --measure -o figures.json   the same, and a file to send
 """
@@ -32,19 +33,27 @@ Examples:
     show_default="any",
     help="Check what this execution provider needs.",
 )
-@options_of(ExecutionOptions, only=["device_id"])
+@options_of(ExecutionOptions, only=["device_id", "ep_libraries"])
 @click.option(
     "--measure",
     is_flag=True,
     help="Time a step and a decode, and say what is wrong: about a minute, on the first run on a GPU more.",
 )
+@click.option("--devices", is_flag=True, help="List the devices that providers compute on, and what brings each.")
 @click.option("--full", is_flag=True, help="With --measure: on a processor too, the sizes of a GPU. Takes long.")
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="With --measure: write its JSON here too."
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    provider: str | None, device_id: int, measure: bool, full: bool, output: Path | None, as_json: bool
+    provider: str | None,
+    device_id: int,
+    ep_libraries: dict[str, str],
+    measure: bool,
+    devices: bool,
+    full: bool,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     """Examine this machine: ONNX Runtime, GPUs, drivers, caches.
 
@@ -55,7 +64,12 @@ def command(
     --measure runs the demo and a model of Stable Diffusion 1.5's size with random weights, and compares their times
     with what this machine should reach. Its JSON names no user, host or file.
     """
+    if devices:
+        _list_devices(provider, ep_libraries, as_json)
+        return
     if measure:
+        if ep_libraries:
+            raise click.UsageError("--measure takes no --ep-library; the configuration's table [providers] may name it")
         from sdort.checkup.command import measure_machine
         from sdort.cli.checkup_page import refuse_output, report
 
@@ -68,7 +82,7 @@ def command(
     from sdort.doctor.command import diagnose
     from sdort.errors import ProviderError
 
-    diagnosis = diagnose(provider=provider, device_id=device_id)
+    diagnosis = diagnose(provider=provider, device_id=device_id, ep_libraries=ep_libraries)
     if as_json:
         emit_json(diagnosis)
     else:
@@ -80,6 +94,34 @@ def command(
         conclude(_verdict(diagnosis))
     if not diagnosis.works:
         raise click.exceptions.Exit(ProviderError.exit_code)
+
+
+def _list_devices(provider: str | None, libraries: dict[str, str], as_json: bool) -> None:
+    """Print the devices of a provider, or of all."""
+    from dataclasses import replace
+
+    from sdort.console import conclude, emit_json, show, warn
+    from sdort.doctor.provider_devices import list_devices
+    from sdort.errors import ProviderError
+    from sdort.tables import Table, size_text
+
+    found = list_devices(libraries)
+    listed = [each for each in found.devices if provider in (None, each.provider)]
+    if as_json and listed:
+        emit_json(replace(found, devices=listed))
+    else:
+        table = Table("", ("provider", ">number", "kind", "vendor", "device", "version", ">memory", "brought by"))
+        for each in listed:
+            name, memory = each.provider or f"none ({each.execution_provider})", each.memory
+            size = "" if memory is None else size_text(memory)
+            table.add_row(name, str(each.number), each.kind, each.vendor, each.device, each.driver, size, each.source)
+        for problem in found.problems:
+            warn(problem)
+        if listed:
+            show(table)
+            conclude("--provider, --device-kind and --device-id choose one of them.")
+    if not listed:
+        raise ProviderError(f"{provider or 'no provider'} finds no device here that it computes on")
 
 
 def _findings(diagnosis: Diagnosis) -> Table:

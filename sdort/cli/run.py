@@ -82,7 +82,9 @@ def command(
     with counted() as phases, phase("imports"):
         from sdort.runtime.probe import probe_ahead
 
-        probe_ahead(**{name: options[name] for name in ("provider", "device_id", "devices", "ep_libraries")})
+        probe_ahead(
+            **{name: options[name] for name in ("provider", "device_id", "device_kind", "devices", "ep_libraries")}
+        )
         from sdort.console import emit_json, say
         from sdort.first_use.command import plan_run, run
         from sdort.generation.result import refuse_withheld

@@ -91,7 +91,7 @@ def _provider(name: str, software: Software) -> ProviderStatus:
 def _options_of(name: str, software: Software) -> tuple[str, KnownOptions]:
     """The options of a provider, and whose they are: a release's of ONNX Runtime, or a plugin's."""
     provider = PROVIDERS[name]
-    library = find_plugin(provider, {}) if software.error is None and name in software.listed else None
+    library = find_plugin(provider, software.plugins) if software.error is None and name in software.listed else None
     if library:
         return library.source, library.plugin.options
     return provider.known_options(software.flavours[0].version if software.flavours else "")

@@ -53,6 +53,7 @@ class Software:
         libraries: the providers' shared libraries.
         hidden: copies of ONNX Runtime further down on Python's path.
         kernels: what came of trying the operators of those that load.
+        plugins: libraries of plugins that the user names, by the provider's name.
     """
 
     flavours: tuple[Flavour, ...]
@@ -62,23 +63,29 @@ class Software:
     libraries: Mapping[str, Path] = field(default_factory=dict)
     hidden: tuple[RuntimeCopy, ...] = ()
     kernels: Mapping[str, TriedKernels] = field(default_factory=dict)
+    plugins: Mapping[str, str] = field(default_factory=dict)
 
     def works(self, name: str | None) -> bool:
         """Whether a provider would be used if asked for; without a name, whether any would."""
         return any(provider not in self.refusals for provider in self.listed if name in (None, provider))
 
 
-def installed_software(device_id: int = 0) -> Software:
-    """The packages of this environment; every provider is loaded once, in a process of its own."""
+def installed_software(device_id: int = 0, plugins: Mapping[str, str] | None = None) -> Software:
+    """The packages of this environment; every provider is loaded once, in a process of its own.
+
+    Args:
+        plugins: libraries, by the provider's name (``--ep-library``).
+    """
+    plugins = plugins or {}
     flavours, hidden = tuple(installed_flavours()), tuple(hidden_copies())
     try:
         flavour()
-        listed = tuple(name for name, provider in PROVIDERS.items() if is_there(provider, {}))
+        listed = tuple(name for name, provider in PROVIDERS.items() if is_there(provider, plugins))
     except ProviderError as error:
         return Software(flavours, error, hidden=hidden)
-    refusals = {name: refusal(name, device_id) for name in listed}
+    refusals = {name: refusal(name, device_id, plugins) for name in listed}
     libraries = {name: installed_library(PROVIDERS[name]) for name in listed}
-    kernels = {name: tried_kernels(name, device_id) for name in listed if refusals[name] is None}
+    kernels = {name: tried_kernels(name, device_id, plugins) for name in listed if refusals[name] is None}
     return Software(
         flavours,
         None,
@@ -87,14 +94,15 @@ def installed_software(device_id: int = 0) -> Software:
         {name: path for name, path in libraries.items() if path is not None},
         hidden,
         {name: told for name, told in kernels.items() if told is not None},
+        plugins,
     )
 
 
-def refusal(name: str, device_id: int = 0) -> str | None:
+def refusal(name: str, device_id: int = 0, plugins: Mapping[str, str] | None = None) -> str | None:
     """The reason why a provider does not load, None if it does: asked in a process that a driver may end."""
     if PROVIDERS[name].is_fallback:
         return None
-    task = {"name": name, "device_id": device_id}
+    task = {"name": name, "device_id": device_id, "plugins": dict(plugins or {})}
     try:
         reason: str | None = run_worker("sdort.doctor.software:load", task, timeout=_TIMEOUT)
     except TimeoutExpired:
@@ -104,16 +112,16 @@ def refusal(name: str, device_id: int = 0) -> str | None:
     return reason
 
 
-def load(name: str, device_id: int) -> str | None:
+def load(name: str, device_id: int, plugins: Mapping[str, str]) -> str | None:
     """Load a provider in this process; the reason why it does not, None if it does."""
-    return why_not(PROVIDERS[name], RuntimeOptions(device_id=device_id))
+    return why_not(PROVIDERS[name], RuntimeOptions(device_id=device_id, ep_libraries=plugins))
 
 
-def tried_kernels(name: str, device_id: int = 0) -> TriedKernels | None:
+def tried_kernels(name: str, device_id: int = 0, plugins: Mapping[str, str] | None = None) -> TriedKernels | None:
     """The outcome of trying a provider's operators; None where there are none, or no answer."""
     if PROVIDERS[name].is_fallback:
         return None
-    task = {"name": name, "device_id": device_id}
+    task = {"name": name, "device_id": device_id, "plugins": dict(plugins or {})}
     try:
         answer = run_worker("sdort.doctor.software:try_kernels", task, timeout=2 * _TIMEOUT)
     except (TimeoutExpired, WorkerError):
@@ -121,11 +129,11 @@ def tried_kernels(name: str, device_id: int = 0) -> TriedKernels | None:
     return None if answer is None else TriedKernels(**answer)
 
 
-def try_kernels(name: str, device_id: int) -> dict[str, Any] | None:
+def try_kernels(name: str, device_id: int, plugins: Mapping[str, str]) -> dict[str, Any] | None:
     """Try a provider's operators, in its usual precision; :class:`TriedKernels` as JSON values."""
     provider = PROVIDERS[name]
     dtype = {"fp16": "float16", "fp32": "float32"}[provider.usual_precision]
-    trials = tried(provider, RuntimeOptions(name, device_id=device_id), dtype)
+    trials = tried(provider, RuntimeOptions(name, device_id=device_id, ep_libraries=plugins), dtype)
     return asdict(TriedKernels(in_words(trials, dtype), any(t.wrong for t in trials.values()))) if trials else None
 
 

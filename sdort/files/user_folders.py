@@ -1,4 +1,4 @@
-"""The folders of the user in which sdort keeps what it can make again, and what it cannot."""
+"""The folders of the user in which sdort keeps what it can make again, and what it cannot, and the user's settings."""
 
 from __future__ import annotations
 
@@ -12,6 +12,13 @@ def data_folder(environ: Mapping[str, str] = os.environ) -> Path:
     configured = environ.get("XDG_DATA_HOME")
     home = os.path.expanduser(environ.get("HOME", "~"))
     return (Path(configured) if configured else Path(home, ".local", "share")) / "sdort"
+
+
+def config_file(environ: Mapping[str, str] = os.environ) -> Path:
+    """``$XDG_CONFIG_HOME/sdort/config.toml``, by default below ``~/.config``: what the user has sdort do always."""
+    configured = environ.get("XDG_CONFIG_HOME")
+    home = os.path.expanduser(environ.get("HOME", "~"))
+    return (Path(configured) if configured else Path(home, ".config")) / "sdort" / "config.toml"
 
 
 def cache_folder(environ: Mapping[str, str] = os.environ) -> Path:

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from sdort.errors import UsageError
+from sdort.errors import UsageError, did_you_mean
 from sdort.providers.provider import Provider
 
 if TYPE_CHECKING:
     from sdort.providers.target import Target
 
 _ABOUT_PROVIDERS = frozenset(
-    {"bf16", "cards", "kernels", "plugins", "provider", "runtime_options", "session_settings", "target"}
+    {"bf16", "cards", "configured", "kernels", "plugins", "provider", "runtime_options", "session_settings", "target"}
 )
 """The modules of this folder that are no provider, but about all of them."""
 
@@ -48,6 +48,26 @@ PROVIDER_NAMES = tuple(PROVIDERS)
 
 CPU = PROVIDERS["cpu"]
 """ONNX Runtime's own CPU provider, the one that is always there."""
+
+
+def check_plugins(libraries: Iterable[str], where: str) -> None:
+    """Refuse a library of a provider that nobody knows, or that no plugin brings.
+
+    Args:
+        libraries: their names: sdort's of a provider, or ONNX Runtime's.
+        where: what names them, in words: ``--ep-library``.
+
+    Raises:
+        UsageError: which name, and the nearest that there is.
+    """
+    brought = ((provider, plugin) for provider in PROVIDERS.values() for plugin in provider.plugins)
+    known = dict.fromkeys(name for provider, plugin in brought for name in (provider.name, plugin.execution_provider))
+    for name in libraries:
+        if name not in known:
+            raise UsageError(
+                f"{where} {name}: no plugin that sdort knows brings a provider of that name",
+                hint=f"{did_you_mean(name, known)}There are {', '.join(known)}.",
+            )
 
 
 def find_provider(name: str) -> Provider:

@@ -15,7 +15,10 @@ from pathlib import Path
 
 from sdort.errors import ProviderError
 from sdort.errors.plain_text import library_reason
+from sdort.files.user_folders import config_file
 from sdort.machine.distributions import built_in, installed_version, pip
+from sdort.providers import check_plugins
+from sdort.providers.configured import configured_libraries
 from sdort.providers.provider import Plugin, Provider
 
 
@@ -39,17 +42,23 @@ def find_plugin(provider: Provider, libraries: Mapping[str, str]) -> PluginLibra
 
     Args:
         libraries: those that the user names (``--ep-library``), by the provider's name or ONNX Runtime's. They come
-            before what is built in or installed.
+            before those of the user's configuration, and these before what is built in or installed.
 
     Raises:
         ProviderError: ONNX Runtime is not installed, or a package that should have the library has not.
+        UsageError: as :func:`sdort.providers.configured.configured_libraries`, or that names a provider of no plugin.
     """
-    for plugin in provider.plugins:
-        if path := libraries.get(plugin.execution_provider) or libraries.get(provider.name):
-            return PluginLibrary(plugin, Path(path), str(path))
-    if not provider.plugins or provider.ep in built_in():
+    if not provider.plugins:
         return None
-    return next(filter(None, map(_installed, provider.plugins)), None)
+    configured = configured_libraries()
+    check_plugins(configured, f"{config_file()}: [providers]")
+    for named in (libraries, configured):
+        for plugin in provider.plugins:
+            if path := named.get(plugin.execution_provider) or named.get(provider.name):
+                return PluginLibrary(plugin, Path(path), path)
+    if provider.ep in built_in():
+        return None
+    return next(filter(None, map(installed_plugin, provider.plugins)), None)
 
 
 def is_there(provider: Provider, libraries: Mapping[str, str]) -> bool:
@@ -72,7 +81,12 @@ def own_name(provider: Provider, option: str, libraries: Mapping[str, str]) -> s
 
 
 @cache
-def _installed(plugin: Plugin) -> PluginLibrary | None:
+def installed_plugin(plugin: Plugin) -> PluginLibrary | None:
+    """The library of a plugin whose package is installed; None where it is not.
+
+    Raises:
+        ProviderError: the package has none.
+    """
     if importlib.util.find_spec(plugin.module) is None:
         return None
     version = installed_version(plugin.package) or "of unknown version"

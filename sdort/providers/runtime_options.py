@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from sdort.errors import UsageError, did_you_mean
+from sdort.errors import UsageError
 from sdort.options.declared_options import option
 from sdort.options.number_ranges import DEVICE_ID, THREADS, check_fields
-from sdort.providers import AUTO, LOW, MEMORY, NORMAL, PROVIDER_NAMES, PROVIDERS
+from sdort.providers import AUTO, LOW, MEMORY, NORMAL, PROVIDER_NAMES, PROVIDERS, check_plugins
 
 _SEARCHED = ", ".join(f"{provider.searched} on {name}" for name, provider in PROVIDERS.items() if provider.tuning)
 _COMPILING = ", ".join(name for name, provider in PROVIDERS.items() if provider.programs)
@@ -60,6 +60,16 @@ class ExecutionOptions:
     )
     device_id: int = option(
         0, section="Execution", within=DEVICE_ID, help="Number of the GPU.", doc="The number of the GPU."
+    )
+    device_kind: str | None = option(
+        None,
+        section="Execution",
+        metavar="NAME",
+        unset="any",
+        help="Kind (cpu, gpu, npu) or vendor of the device, for a provider that a plugin brings and that has several; "
+        "--device-id counts those. sdort doctor --devices lists them.",
+        doc="The kind (``cpu``, ``gpu``, ``npu``) or vendor of the device, for a provider that a plugin brings and "
+        "that has several; ``device_id`` counts those.",
     )
     provider_options: Mapping[str, str] = option(
         factory=dict,
@@ -130,22 +140,6 @@ def read_devices(devices: str | Sequence[int]) -> tuple[int, ...]:
     if twice is not None:
         raise UsageError(f"--devices has {twice} twice", hint="Name each GPU once.")
     return numbers
-
-
-def _check_names(libraries: Mapping[str, str]) -> None:
-    """Refuse a library of a provider that nobody knows, or that no plugin brings."""
-    names = {
-        name: provider
-        for provider in PROVIDERS.values()
-        for plugin in provider.plugins
-        for name in (provider.name, plugin.execution_provider)
-    }
-    for name in libraries:
-        if name not in names:
-            raise UsageError(
-                f"--ep-library {name}: no plugin that sdort knows brings a provider of that name",
-                hint=f"{did_you_mean(name, names)}There are {', '.join(dict.fromkeys(names))}.",
-            )
 
 
 @dataclass(frozen=True)
@@ -230,7 +224,7 @@ class RuntimeOptions(ExecutionOptions):
 
     def __post_init__(self) -> None:
         check_fields(self, DEVICE_ID, THREADS)
-        _check_names(self.ep_libraries)
+        check_plugins(self.ep_libraries, "--ep-library")
         if self.memory not in (None, *MEMORY):
             raise UsageError(f"--memory {self.memory!r} is not one of {', '.join(MEMORY)}")
         if self.offload:
@@ -301,6 +295,9 @@ class ExecutionKeywords(TypedDict, total=False):
     node on the CPU that is not shape arithmetic. ``auto`` goes on in any case but False."""
     device_id: int
     """The number of the GPU."""
+    device_kind: str | None
+    """The kind (``cpu``, ``gpu``, ``npu``) or vendor of the device, for a provider that a plugin brings and that has
+    several; ``device_id`` counts those."""
     provider_options: Mapping[str, str] | None
     """Options of the execution provider, by ONNX Runtime's names for them; they replace sdort's own."""
     ep_libraries: Mapping[str, str] | None

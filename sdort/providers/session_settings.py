@@ -45,7 +45,8 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
     """Refuse what ``provider`` cannot be asked for, before a session is made.
 
     Raises:
-        UsageError: ``options.graph`` where there are no graphs; ``options.stream`` where none is taken; one of
+        UsageError: ``options.graph`` where there are no graphs; ``options.stream`` where none is taken;
+            ``options.device_kind`` where no plugin brings it; one of
             ``options.provider_options`` that this release of the provider does not know, that has no such value, or
             that is set otherwise or to no effect.
     """
@@ -56,6 +57,11 @@ def check_options(provider: Provider, options: RuntimeOptions) -> None:
         )
     if options.stream and not provider.stream:
         raise UsageError(f"{provider.name} takes no stream of its caller's")
+    if options.device_kind and not find_plugin(provider, options.ep_libraries):
+        raise UsageError(
+            f"--device-kind chooses among the devices of a plugin, and no plugin brings {provider.name}",
+            hint="Leave it out; --device-id has the number of a GPU.",
+        )
     if not options.provider_options:
         return
     owner, known = known_options(provider, options.ep_libraries)

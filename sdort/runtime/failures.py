@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from sdort.errors import BadModelError, MemoryShortageError, ProviderError, SdortError
-from sdort.errors.plain_text import library_reason
+from sdort.errors.plain_text import library_reason, one_line
 from sdort.providers.provider import Provider
 
 
@@ -43,12 +43,24 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
             f"    sdort optimize ORIGINAL OUT --provider {provider.name}\n"
             "  With sdort's own operators the CPU runs models made for rocm and cuda:\n    sdort ops build",
         )
+    if created := re.search(r"Error creating execution provider: (?:\[ONNXRuntimeError\] : \d+ : \w+ : )?(.*)", text):
+        return ProviderError(
+            f"{provider.name} does not load with these options: {created[1]}",
+            component=component,
+            hint=f"Leave --provider-option out, or see sdort doctor --provider {provider.name}.",
+        )
     if _out_of_memory(reason):
         return MemoryShortageError(
             f"no memory left on {provider.name} to load the model", component=component, hint=LOADING_HINT
         )
     if _device_lost(reason):
         return _lost_error(reason, component, provider)
+    if "EP_FAIL" in text:
+        return ProviderError(
+            f"{provider.name} cannot compile {path}: {_last_sentence(error)}",
+            component=component,
+            hint=f"Make it for this one from the original:\n    sdort optimize ORIGINAL OUT --provider {provider.name}",
+        )
     if re.search(r"\b(opset|IR version)\b", reason, re.I):
         return ProviderError(
             f"this ONNX Runtime is too old for {path}: {reason}",
@@ -61,6 +73,12 @@ def load_error(error: Exception, path: Path, component: str, provider: Provider)
         node=node[1] if node else None,
         hint="Export or optimize the model again.",
     )
+
+
+def _last_sentence(error: Exception) -> str:
+    """The last line of an error of a provider that hands on those of its own library, innermost last."""
+    lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()]
+    return one_line(lines[-1].split(" : ")[-1]) if lines else "no reason given"
 
 
 def run_error(error: Exception, component: str, provider: Provider) -> SdortError:

@@ -114,7 +114,7 @@ def create_session(
         data_folder = data_folder or folder
     settings = session_options(onnxruntime, provider, options, severity, left_out)
     if plugin:
-        use_plugin(settings, plugin, asked, options.device_id)
+        use_plugin(settings, plugin, asked, options.device_id, options.device_kind)
         chain = None
     if pool:
         settings.add_session_config_entry("session.use_env_allocators", "1")

@@ -36,7 +36,7 @@ def why_not(provider: Provider, options: RuntimeOptions) -> str | None:
     if provider.is_fallback:
         return None
     with _one_at_a_time:  # who comes second finds what the first one found
-        return _why_not(provider.name, options.device_id, _libraries_of(provider, options))
+        return _why_not(provider.name, options.device_id, _libraries_of(provider, options), options.device_kind)
 
 
 _one_at_a_time = Lock()
@@ -48,14 +48,18 @@ def _libraries_of(provider: Provider, options: RuntimeOptions) -> tuple[tuple[st
 
 
 @cache
-def _why_not(name: str, device_id: int, libraries: tuple[tuple[str, str], ...] = ()) -> str | None:
+def _why_not(
+    name: str, device_id: int, libraries: tuple[tuple[str, str], ...] = (), device_kind: str | None = None
+) -> str | None:
     provider = PROVIDERS[name]
     onnxruntime = import_onnxruntime()
     installed = flavour()
     plugin = find_plugin(provider, dict(libraries))
     if plugin:
         return _plugin_problem(
-            plugin, provider, RuntimeOptions(name, device_id=device_id, ep_libraries=dict(libraries))
+            plugin,
+            provider,
+            RuntimeOptions(name, device_id=device_id, device_kind=device_kind, ep_libraries=dict(libraries)),
         )
     if provider.ep not in onnxruntime.get_available_providers():
         return f"{installed.distribution} {installed.version} was built without {provider.ep}. {provider.how_to_get}"
@@ -235,7 +239,7 @@ def choose_provider(options: RuntimeOptions, *, hint: str = FALLBACK_HINT) -> tu
         raise ProviderError(reason, hint="Without --graph and --provider-option it would run on the CPU.")
     check_options(provider, options)
     for number in () if provider.is_fallback else options.other_devices:
-        if refused := _why_not(provider.name, number, _libraries_of(provider, options)):
+        if refused := _why_not(provider.name, number, _libraries_of(provider, options), options.device_kind):
             raise ProviderError(f"--devices: {provider.name} cannot use GPU {number}: {refused}")
     return provider, reason
 

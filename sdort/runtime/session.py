@@ -35,6 +35,7 @@ from sdort.onnx_io.precision_mark import integers_of, says_bf16
 from sdort.operator_library.library import resolve
 from sdort.providers import CPU, LOW
 from sdort.providers.bf16 import check_bf16, with_bf16
+from sdort.providers.plugins import find_plugin
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import placement
@@ -49,6 +50,7 @@ from sdort.runtime.operator_trials import refuse_wrong_operators
 from sdort.runtime.other_devices import OtherDevice
 from sdort.runtime.piecewise_ort import Offloaded, PiecewiseOrt
 from sdort.runtime.placed_weights import PlacedWeights, placeable
+from sdort.runtime.plugins import refuse_untaken
 from sdort.runtime.renewed_binding import RenewedBinding
 from sdort.runtime.replaced_weights import ReplacedWeights
 from sdort.runtime.step.control_inputs_removed import remove_control_inputs
@@ -932,6 +934,8 @@ def _created(
     except Exception as error:  # its classes share no base but Exception
         raise load_error(error, path, component, provider) from error
     check_bf16(ort, component, provider, options)
+    if plugin := find_plugin(provider, options.ep_libraries):
+        refuse_untaken(ort, plugin, component)
     start.tuned.apply(ort)
     return ort
 

@@ -68,7 +68,7 @@ NOT_FORWARDED = {
     "as_json", "verbose", "quiet", "help_all", "dry_run", "signature", "remove", "show_only", "diff", "exit_code",
     "placement", "model", "images", "out", "pipeline", "prompt", "source", "candidate", "path", "paths", "file",
 }  # fmt: skip
-NOT_OF = {("doctor", "measure"), ("doctor", "full"), ("doctor", "output")}
+NOT_OF = {("doctor", "measure"), ("doctor", "full"), ("doctor", "output"), ("doctor", "devices")}
 """Command and options of its other function (checkup/test_command.py)."""
 NEEDED = {
     "certificate": ["--sign", "taken"],
@@ -220,7 +220,7 @@ RUNTIME: dict[str, tuple[Any, str]] = {
     "provider": ("rocm", "provider"), "tuning": (True, "tuning"), "graph": (True, "graph"),
     "fallback": (False, "fallback"), "device_id": (2, "device_id"),
     "provider_options": ({"a": "b"}, "provider_options"),
-    "ep_libraries": ({"openvino": "lib.so"}, "ep_libraries"),
+    "ep_libraries": ({"openvino": "lib.so"}, "ep_libraries"), "device_kind": ("gpu", "device_kind"),
     "split": (False, "split"), "custom_ops": ("off", "custom_ops"), "check": (False, "check"),
     "trials": (False, "trials"),
 }  # fmt: skip

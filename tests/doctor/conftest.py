@@ -9,4 +9,4 @@ from sdort.providers import plugins
 
 @pytest.fixture(autouse=True)
 def _no_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plugins, "_installed", lambda plugin: None)
+    monkeypatch.setattr(plugins, "installed_plugin", lambda plugin: None)

@@ -40,7 +40,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr(device, "_device", lambda *_: ("gfx1201", 64, "HIP 10.0.0"))
-    plugins._installed.cache_clear()
+    plugins.installed_plugin.cache_clear()
     device.this_machine.cache_clear()
 
     def put(plugin: Plugin) -> None:
@@ -48,13 +48,13 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Install
         module.mkdir(parents=True)
         (module / "__init__.py").write_text(f"def get_library_path(): return {str(module / 'plugin.so')!r}\n")
         importlib.invalidate_caches()
-        plugins._installed.cache_clear()
+        plugins.installed_plugin.cache_clear()
         device.this_machine.cache_clear()
 
     yield put
     for plugin in (PLUGIN, UMBRELLA):
         sys.modules.pop(plugin.module, None)
-    plugins._installed.cache_clear()
+    plugins.installed_plugin.cache_clear()
     device.this_machine.cache_clear()
     working_folder.cache_clear()
 
