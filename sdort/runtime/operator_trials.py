@@ -260,7 +260,7 @@ def _plugin_identity(provider: Provider, options: RuntimeOptions) -> list[Any]:
     plugin = find_plugin(provider, options.ep_libraries)
     if plugin is None:
         return []
-    device = plugin_device(plugin, options.device_id).device
+    device = plugin_device(plugin, options.device_id, options.device_kind).device
     system = System()
     return [
         plugin.source,
@@ -312,7 +312,8 @@ def _try_in_worker(provider: Provider, options: RuntimeOptions, dtype: str, oper
         TimeoutExpired: they do not end.
     """
     settings = {
-        name: getattr(options, name) for name in ("device_id", "provider_options", "ep_libraries", "custom_ops")
+        name: getattr(options, name)
+        for name in ("device_id", "device_kind", "provider_options", "ep_libraries", "custom_ops")
     }
     task = {"provider": provider.name, "dtype": dtype, "operators": operators, "options": settings}
     try:
