@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sdort.errors import UsageError
 from sdort.errors.plain_text import library_reason
+from sdort.files.input_file import read_input
 from sdort.files.ownership import why_foreign
 from sdort.files.user_folders import config_file
 
@@ -26,25 +27,26 @@ else:
     import tomli as tomllib
 
 
+_MOST_BYTES = 1 << 20
+
+
 def configured_libraries() -> Mapping[str, str]:
     """Provider -> its plugin's library, as the configuration says; empty without one.
 
     Raises:
         UsageError: the file is not the user's own, no TOML, or its table has something else than paths.
+        BadModelError: it cannot be read, or is too large.
     """
     return _read(config_file())
 
 
 @cache
 def _read(path: Path) -> Mapping[str, str]:
-    try:
-        reason, text = why_foreign(path), path.read_bytes()
-    except FileNotFoundError:
+    if not path.exists():
         return {}
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    if reason:
+    if reason := why_foreign(path):
         raise UsageError(f"{path} is not yours alone: {reason}", hint="Take the right away with chmod go-w.")
+    text = read_input(path, "the configuration", limit=_MOST_BYTES)
     try:
         found = tomllib.loads(text.decode())
     except ValueError as error:

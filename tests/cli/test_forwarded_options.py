@@ -97,7 +97,7 @@ def words_of(option: click.Parameter) -> tuple[list[str], Any]:
     if isinstance(option, click.Option) and option.is_flag:
         if option.default is True and option.secondary_opts:
             return option.secondary_opts[:1], False
-        return [name], option.name not in ("split", "check")
+        return [name], option.name not in ("split", "check", "trials")
     if isinstance(kind, click.Choice):
         choice = next(each for each in reversed(kind.choices) if each != option.default)
         return [name, choice], (choice,) if option.multiple else choice
