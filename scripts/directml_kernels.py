@@ -33,9 +33,11 @@ class Image:
         self.data = data
         header = struct.unpack_from("<I", data, 0x3C)[0]
         sections, optional = struct.unpack_from("<H12xH", data, header + 6)
-        (self.base,) = struct.unpack_from("<Q", data, header + 48)
+        self.base: int = struct.unpack_from("<Q", data, header + 48)[0]
         first = header + 24 + optional
-        self._sections = [struct.unpack_from("<III", data, first + 40 * index + 12) for index in range(sections)]
+        self._sections: list[tuple[int, int, int]] = [
+            struct.unpack_from("<III", data, first + 40 * index + 12) for index in range(sections)
+        ]
 
     def offset(self, address: int) -> int | None:
         """Where in the file an address is; None if it is in none of its sections."""

@@ -13,7 +13,7 @@ from sdort.inspection.description import Change, Component, compare_components, 
 from sdort.onnx_io.components import find_models
 from sdort.options.option_types import typed
 from sdort.pipelines.explain_path import expect_onnx
-from sdort.providers import PROVIDER_NAMES
+from sdort.providers import PROVIDER_NAMES, find_provider
 
 if TYPE_CHECKING:
     from sdort.inspection.graph_difference import Place
@@ -123,6 +123,8 @@ def _remark_on_content(path: Path, components: Sequence[Component]) -> None:
 def placement(path: str | Path, provider: str) -> Placements:
     """Open each model on an execution provider, and see where ONNX Runtime puts its nodes.
 
+    Of a provider that is not here and whose list of kernels is known (``dml``), the list says it.
+
     Args:
         path: an ``.onnx`` file, or a folder of them.
         provider: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``.
@@ -135,14 +137,19 @@ def placement(path: str | Path, provider: str) -> Placements:
         >>> sdort.placement("fast", "cpu").placement[0].shares[0].provider
         'CPUExecutionProvider'
     """
-    from sdort.inspection.profile import measure_placement, remarks
+    from sdort.inspection.profile import list_placement, list_remarks, measure_placement, remarks
     from sdort.providers.runtime_options import RuntimeOptions
-    from sdort.runtime.probe import choose_provider
+    from sdort.runtime.probe import choose_provider, why_not
 
     options = RuntimeOptions(provider)
     hint = "Without --placement nothing is opened: it tells what lacks a kernel there."
-    chosen, _ = choose_provider(options, hint=hint)
+    known = find_provider(provider)
+    opens = not known.kernel_table or why_not(known, options) is None
+    chosen = choose_provider(options, hint=hint)[0] if opens else known
     expect_onnx(Path(path), nested=True)
     models = find_models(Path(path))
+    if not opens:
+        listed = [list_placement(file, name, known) for name, file in models.items()]
+        return Placements(listed, list_remarks(listed, known))
     placements = [measure_placement(file, name, chosen, options) for name, file in models.items()]
     return Placements(placements, remarks(placements, chosen))

@@ -91,6 +91,23 @@ def measure_placement(
     return placed if feeds is None else replace(placed, untimed=_untimed(path, component, options))
 
 
+def list_placement(path: Path, component: str, provider: Provider) -> Placement:
+    """The placement of a model's nodes by the list of a provider's kernels, without the provider.
+
+    Raises:
+        BadModelError: the model cannot be read.
+    """
+    from sdort.onnx_io.load import load_model
+    from sdort.rewrite.editor import Editor
+
+    editor = Editor(load_model(path, component))
+    placed: dict[str, Counter[str]] = defaultdict(Counter)
+    for node in editor.graph.nodes:
+        place = CPU if provider.target.unsupported(node, editor) else provider
+        placed[place.ep][node.op] += 1
+    return summarize_placement(component, provider, placed, [])
+
+
 def _untimed(path: Path, component: str, options: RuntimeOptions) -> int:
     """Nodes of the parts that run before the steps, of which the session's profile knows nothing."""
     split = split_file(read_component(path, component), options.control_inputs) if options.split else None
@@ -220,6 +237,21 @@ def _short(ep: str) -> str:
 
 def _ms(milliseconds: float | None) -> str:
     return "" if milliseconds is None else f"{milliseconds:.3f}"
+
+
+def list_remarks(placements: Sequence[Placement], provider: Provider) -> list[str]:
+    """Sentences on :func:`list_placement`: what has no kernel, and whose list tells."""
+    lines = [
+        f"{placement.component}: {', '.join(f'{nodes} {operator}' for operator, nodes in placement.fallen.items())} on "
+        "the CPU"
+        for placement in placements
+        if placement.fallen
+    ]
+    whole = [placement.component for placement in placements if not placement.fallen]
+    if whole:
+        lines.append(f"{provider.name} has kernels for all of {', '.join(whole)} but arithmetic on sizes.")
+    source = f"the kernels that {provider.kernel_table} registers for opset {provider.target.opset}"
+    return [*lines, f"{provider.name} does not run here. Nothing was opened: the nodes are placed by {source}."]
 
 
 def remarks(placements: Sequence[Placement], provider: Provider) -> list[str]:

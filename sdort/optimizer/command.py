@@ -15,6 +15,7 @@ from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError,
 from sdort.files.disk import WritePlan
 from sdort.files.staging import check_output, check_output_file, real, staged_directory, write_atomically
 from sdort.graph.domains import MICROSOFT
+from sdort.graph.fact import NOTHING
 from sdort.graph.group_quantized import GroupFormat
 from sdort.graph.operator import Call
 from sdort.graph.weights import Weight
@@ -167,7 +168,8 @@ def _check_precision(request: OptimizeRequest) -> None:
 def _check_integers(provider: str, form: GroupFormat) -> None:
     if form.group & (form.group - 1):
         raise UsageError(f"--group {form.group} is no power of two", hint="Take 32, 64 or 128.")
-    call = Call({}, (), {"bits": form.bits, "block_size": form.group})
+    stored = ("A", "B", "scales", *(() if form.symmetric else ("zero_points",)))
+    call = Call(dict.fromkeys(stored, NOTHING), (), {"bits": form.bits, "block_size": form.group})
     if reason := load_target(provider).conditions[f"{MICROSOFT}.MatMulNBits"](call):
         raise UsageError(f"--weights int{form.bits}: {reason}", hint="Take --weights int4.")
 

@@ -122,7 +122,7 @@ def _given_zero_points(call: Call) -> str | None:
     bits = call.attributes["bits"]
     if bits not in (4, 8):
         return f"MatMulNBits has 4 or 8 bits in DirectML, not {bits}"
-    if call.inputs and not call.has("zero_points"):
+    if not call.has("zero_points"):
         return "DirectML reads MatMulNBits without zero points as if these were 0"
     return "MatMulNBits takes no groups in another order and no bias in DirectML" if call.has("g_idx", "bias") else None
 
@@ -179,6 +179,7 @@ PROVIDER = Provider(
     # Its memory has a name in builds for Windows alone, none of which ran here, so tensors pass through the host's.
     device=None,
     system="Windows",
+    kernel_table="onnxruntime-directml 1.24.4",
     vendor="directx",
     no_graph="DirectML records the commands of a graph of fixed sizes by itself",
     no_bf16="DirectML has no bf16 arithmetic",

@@ -113,6 +113,9 @@ class Provider:
     """The package that pip installs to get it; where empty, that of sdort's extra of its name."""
     system: str = ""
     """The only operating system that it runs on, as ``platform.system()`` calls it; empty where that is not told."""
+    kernel_table: str = ""
+    """The release whose own list of kernels its target has, by which nodes are placed where it is not installed; empty
+    where that list was not read."""
     last_release: str = ""
     """The last release of ONNX Runtime that has it (``1.22``); empty where every release has."""
     options: Mapping[str, str] = field(default_factory=dict)

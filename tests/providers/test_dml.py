@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import struct
+from pathlib import Path
 
 import directml_kernels
+import onnx
 import pytest
 from onnx import defs
-from support.small_graphs import edit
+from support.small_graphs import edit, parse
 
+import sdort
+from sdort.errors import ProviderError, UsageError
 from sdort.providers.dml import PROVIDER, STANDARD, TARGET
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import session_options
@@ -121,3 +125,36 @@ def test_where_it_is_not_for_this_system_it_is_said(monkeypatch: pytest.MonkeyPa
         monkeypatch.setattr("platform.system", lambda name=system: name)
         assert PROVIDER.how_to_get.startswith(words)
         assert "onnxruntime-directml>=1.24" in PROVIDER.how_to_get
+
+
+def test_nodes_are_placed_by_the_list_where_it_is_not_installed(tmp_path: Path) -> None:
+    text = """g (float[2, 4, 6, 8] x, float[8] b, int64[1] i) => (float[2, 4, 6, 8] y, int64[1] j) {
+        n = com.microsoft.GroupNorm <groups = 4, activation = 1> (x, b, b)
+        y = com.microsoft.SkipGroupNorm <groups = 4, activation = 0> (n, b, b, x)
+        j = Mod (i, i) }"""
+    onnx.save(parse(text, {}, 18), tmp_path / "model.onnx")
+    found = sdort.placement(tmp_path / "model.onnx", "dml")
+    (placement,) = found.placement
+    assert {(share.provider, share.operator): share.nodes for share in placement.shares} == {
+        ("DmlExecutionProvider", "GroupNorm"): 1,
+        ("DmlExecutionProvider", "Mod"): 1,
+        ("CPUExecutionProvider", "SkipGroupNorm"): 1,
+    }
+    assert placement.fallen == {"SkipGroupNorm": 1}
+    assert found.remarks[0].endswith(": 1 SkipGroupNorm on the CPU")
+    assert "the kernels that onnxruntime-directml 1.24.4 registers for opset 18" in found.remarks[-1]
+    onnx.save(
+        parse(text.replace("y = com.microsoft.SkipG", "y = com.microsoft.G").replace(", b, x)", ", b)"), {}, 18),
+        tmp_path / "whole.onnx",
+    )
+    assert "dml has kernels for all of" in sdort.placement(tmp_path / "whole.onnx", "dml").remarks[0]
+    with pytest.raises(ProviderError, match="rocm cannot be used"):
+        sdort.placement(tmp_path / "model.onnx", "rocm")
+
+
+def test_integers_without_zero_points_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="--weights int8: DirectML reads MatMulNBits without zero points") as caught:
+        sdort.optimize(tmp_path / "none", tmp_path / "out", provider="dml", weights="int8")
+    assert caught.value.hint == "Take --weights int4."
+    with pytest.raises(UsageError, match="does not exist"):
+        sdort.optimize(tmp_path / "none", tmp_path / "out", provider="dml", weights="int4")
