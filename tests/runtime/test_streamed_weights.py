@@ -169,7 +169,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
 def pieces(folder: Path, count: int) -> tuple[list[dict[str, StoredValues]], list[dict[str, Any]]]:
     """Weights in a file, and their values."""
     rng = np.random.default_rng(0)
-    stored, values, offset = [], [], 0
+    stored, values, offset = list[dict[str, StoredValues]](), list[dict[str, Any]](), 0
     with (folder / "weights").open("wb") as file:
         for number in range(count):
             stored.append({})
