@@ -52,7 +52,10 @@ def example_model(
     domain = file_domain(operator.domain, operator.name)
     given = _without_end([name if name in call.inputs else "" for name in operator.inputs])
     asked = _without_end([name if name in call.outputs else "" for name in operator.outputs])
-    node = helper.make_node(operator.name, given, asked, "node", domain=domain, **example.attributes)
+    own = operator.domain == OWN_DOMAIN
+    # A function has no defaults: its calls give all attributes.
+    attributes = call.attributes if own else example.attributes
+    node = helper.make_node(operator.name, given, asked, "node", domain=domain, **attributes)
     stored = [numpy_helper.from_array(values, name) for name, values in (constants or {}).items()]
     inputs = [
         helper.make_tensor_value_info(name, helper.np_dtype_to_tensor_dtype(fact.dtype), numbers(fact.shape))
@@ -60,7 +63,6 @@ def example_model(
         if fact.dtype is not None and fact.shape is not None and name not in (constants or {})
     ]
     outputs = [helper.make_empty_tensor_value_info(name) for name in call.outputs]
-    own = operator.domain == OWN_DOMAIN
     versions = {"": _OPSET, MICROSOFT: 1, **({OWN_DOMAIN: 1} if own else {})}
     return helper.make_model(
         helper.make_graph([node], "example", inputs, outputs, stored),

@@ -376,6 +376,12 @@ def _widened(values: Array) -> Array:
 
 
 def _error(found: Array, expected: Array) -> float:
-    """The greatest difference by the standard deviation; infinite where a number is none."""
+    """The greatest difference by the standard deviation; infinite where a number is none.
+
+    Of values that hardly differ from each other, one alone for example, a tenth of their size stands for that: rounding
+    goes by the size.
+    """
     difference = np.abs(found.astype(np.float64) - expected)
-    return float(difference.max() / max(float(expected.std()), 1e-30)) if np.isfinite(difference).all() else math.inf
+    size = math.sqrt(np.square(expected, dtype=np.float64).mean())
+    spread = max(float(expected.std()), size / 10, 1e-30)
+    return float(difference.max() / spread) if np.isfinite(difference).all() else math.inf

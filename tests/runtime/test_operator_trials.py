@@ -10,14 +10,16 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnx.inliner
 import pytest
 from support.small_graphs import parse
 
 from sdort.errors import ProviderError
 from sdort.files.user_folders import trials_folder
-from sdort.graph.domains import MICROSOFT
+from sdort.graph.domains import MICROSOFT, OWN_DOMAIN
 from sdort.graph.signature import Array
 from sdort.machine.subprocesses import WorkerError
+from sdort.onnx_io.operator_examples import example_call, example_feeds, example_model
 from sdort.operators import load_operators
 from sdort.providers import CPU, PROVIDERS
 from sdort.providers.provider import Provider
@@ -40,6 +42,7 @@ from sdort.verification.runners import RunConfiguration, open_component
 
 GELU, ATTENTION = f"{MICROSOFT}.Gelu", f"{MICROSOFT}.MultiHeadAttention"
 OPTIONS = RuntimeOptions(custom_ops="off")
+FLOAT32 = np.dtype(np.float32)
 MACHINE = Machine("sm_1", 2, "a driver", "MadeUpExecutionProvider", "1.0", "onnxruntime 1.0")
 MADE_UP = Provider(
     Target(
@@ -262,3 +265,31 @@ def test_the_limit_is_above_rounding_and_below_mistakes() -> None:
     assert Trial(0.2).wrong == "tried on this machine, its error is 0.2 standard deviations"
     assert 0.02 < LIMIT < 0.2
     assert Trial(problem="no memory").wrong is None
+
+
+@pytest.mark.parametrize("operator", load_operators().values(), ids=lambda o: o.name)
+def test_rounding_to_fp16_is_no_mistake_of_any_operator(operator: Any) -> None:
+    """Of no example: one has a single value, whose standard deviation is 0."""
+    for example in operator.trials or operator.examples:
+        call, feeds = example_call(operator, example, FLOAT32), example_feeds(operator, example, FLOAT32)
+        for expected in operator_trials._run(operator, example, call, feeds, CPU, RuntimeOptions(custom_ops="off")):
+            if expected.dtype == FLOAT32:
+                assert operator_trials._error(expected.astype(np.float16), expected) < LIMIT / 2
+
+
+def test_values_that_hardly_differ_are_not_all_right() -> None:
+    assert operator_trials._error(np.array([1.01]), np.array([1.0], np.float32)) > LIMIT
+    assert operator_trials._error(np.array([0.0, 0]), np.array([0, 0], np.float32)) == 0
+
+
+OWN = [each for each in load_operators().values() if each.domain == OWN_DOMAIN]
+
+
+@pytest.mark.parametrize("operator", OWN, ids=lambda o: o.name)
+def test_a_call_of_a_function_gives_all_attributes(operator: Any) -> None:
+    """Without one, a provider that expands the function finds a Constant without a value."""
+    for example in operator.trials or operator.examples:
+        model = example_model(operator, example_call(operator, example, FLOAT32), example)
+        for node in onnx.inliner.inline_local_functions(model).graph.node:
+            assert not [each.name for each in node.attribute if each.ref_attr_name], node.op_type
+            assert node.op_type != "Constant" or len(node.attribute) == 1
