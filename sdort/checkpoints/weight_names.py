@@ -134,6 +134,7 @@ _OTHER_FAMILIES = (
     ("Mochi", rf"{_UNET}(t5_y_embedder|t5_yproj)\."),
     ("CogVideoX", rf"{_UNET}patch_embed\.text_proj\."),
     ("AuraFlow", r".*(double_layers|joint_transformer_blocks)\."),
+    ("Flux.2", r".*(double_stream_modulation_(img|txt)|single_stream_modulation)\."),
     ("Flux", r".*(double_blocks|single_transformer_blocks)"),
     ("SD 3", r"(.*\bjoint_blocks|.*transformer_blocks\.\d+\.attn\.add_q_proj|.*lora_unet_joint_blocks)"),
     ("Stable Cascade", r"(.*\.)?(down_blocks\.\d\.\d\.channelwise|clip_txt_mapper)\."),

@@ -86,6 +86,12 @@ FILES: dict[str, tuple[dict[str, list[int]], Kind, str | None, str | None]] = {
     "old esrgan": ({"model.1.sub.0.RDB1.conv1.0.weight": [32, 64, 3, 3]}, Kind.UPSCALER, None, None),
     "sd3": ({f"{LDM}joint_blocks.0.context_block.x": [1]}, Kind.TRANSFORMER, "SD 3", None),
     "flux": ({"double_blocks.0.img_attn.norm.key_norm.scale": [128]}, Kind.TRANSFORMER, "Flux", None),
+    "flux 2": (
+        {"double_blocks.0.img_attn.norm.key_norm.scale": [128], "single_stream_modulation.lin.weight": [9216, 3072]},
+        Kind.TRANSFORMER,
+        "Flux.2",
+        None,
+    ),
     "flux of diffusers": ({"single_transformer_blocks.0.norm.linear.bias": [1]}, Kind.TRANSFORMER, "Flux", None),
     "cascade": ({"clip_txt_mapper.weight": [2048, 1280]}, Kind.TRANSFORMER, "Stable Cascade", None),
     "wan": ({f"{LDM}head.modulation": [1, 2, 5]}, Kind.TRANSFORMER, None, None),

@@ -82,6 +82,11 @@ OTHERS = {
     "Mochi": ("t5_y_embedder.a", "t5_yproj.weight"),
     "CogVideoX": ("patch_embed.text_proj.weight",),
     "AuraFlow": ("double_layers.0.a", "joint_transformer_blocks.0.a"),
+    "Flux.2": (
+        "double_stream_modulation_img.lin.weight",
+        "double_stream_modulation_txt.linear.weight",
+        f"{LDM}single_stream_modulation.lin.weight",
+    ),
     "Flux": ("double_blocks.0.a", "single_transformer_blocks.0.a"),
     "SD 3": (f"{LDM}joint_blocks.0.a", "transformer_blocks.0.attn.add_q_proj.weight"),
     "Stable Cascade": ("down_blocks.0.1.channelwise.0.weight", "clip_txt_mapper.weight"),

@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from support import tiny_flux, tiny_sd3, tiny_z_image
+from support import tiny_chroma, tiny_flux, tiny_sd3, tiny_z_image
 from support.pipelines import locked, trace_folder
 from support.task_parity import mask, picture
 
 import sdort
+from sdort.console import quiet_libraries
 from sdort.errors import BadModelError, UsageError
+from sdort.families.data.chroma import corrected
 from sdort.integrations.diffusers import load_pipeline
 from sdort.integrations.torch import load_text_encoder, load_transformer, load_unet, transformer_module
 from sdort.optimizer.command import optimize
@@ -42,6 +44,7 @@ GUIDANCE: dict[str, dict[str, dict[str, Any]]] = {
         "guided": {"guidance_scale": 3.5, "true_cfg_scale": 4.0, "negative_prompt_2": ["ugly"]},
     },
     "flux-schnell": {"unguided": {"guidance_scale": 0.0}, "guided": {"true_cfg_scale": 4.0}},
+    "chroma": {"unguided": {"guidance_scale": 1.0}, "guided": {"guidance_scale": 4.0}},
 }
 CLASSES = {
     "sd3": ("StableDiffusion3", "SD3Transformer2DModel"),
@@ -49,6 +52,7 @@ CLASSES = {
     "z-image": ("ZImage", "ZImageTransformer2DModel"),
     "flux-dev": ("Flux", "FluxTransformer2DModel"),
     "flux-schnell": ("Flux", "FluxTransformer2DModel"),
+    "chroma": ("Chroma", "ChromaTransformer2DModel"),
 }
 """Family -> the beginning of its pipelines' names, and its transformer's class."""
 
@@ -59,6 +63,8 @@ def write(name: str, folder: Path) -> None:
         tiny_sd3.build_diffusers(folder, t5=name == "sd3")
     elif name == "z-image":
         tiny_z_image.save(tiny_z_image.build(), folder)
+    elif name == "chroma":
+        tiny_chroma.build_diffusers(folder)
     else:
         tiny_flux.build_diffusers(folder, name.removeprefix("flux-"))
 
@@ -77,6 +83,8 @@ class Built:
         kind = getattr(diffusers, f"{CLASSES[self.name][0]}{task}Pipeline")
         made = kind(**{name: part for name, part in self.pipeline.components.items() if name in kind_parts(kind)})
         made.set_progress_bar_config(disable=True)
+        if self.name == "chroma":
+            corrected(made)
         return made
 
     def ours(self, task: str = "text-to-image", **options: Any) -> Any:
@@ -103,7 +111,8 @@ def family(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
             with locked(traces):
                 sdort.export(root / "checkpoint", root / "onnx", cache_dir=traces)
             absent = {"text_encoder_3": None, "tokenizer_3": None} if name == "sd3 without t5" else {}
-            pipeline = diffusers.DiffusionPipeline.from_pretrained(root / "checkpoint", **absent)
+            with quiet_libraries():
+                pipeline = diffusers.DiffusionPipeline.from_pretrained(root / "checkpoint", **absent)
             built[name] = Built(name, pipeline, root / "checkpoint", root / "onnx")
         return built[name]
 
@@ -152,8 +161,14 @@ def test_images_are_those_of_torch(name: str, guided: str, family: Callable[[str
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize(("task", "part"), [("image-to-image", "Img2Img"), ("inpainting", "Inpaint")])
-@pytest.mark.parametrize("name", ["sd3", "z-image", "flux-dev"])
+@pytest.mark.parametrize(
+    ("name", "task", "part"),
+    [
+        *[(name, "image-to-image", "Img2Img") for name in ("sd3", "z-image", "flux-dev", "chroma")],
+        # diffusers' ChromaInpaintPipeline asks for an entry of Flux' config, which Chroma's has not.
+        *[(name, "inpainting", "Inpaint") for name in ("sd3", "z-image", "flux-dev")],
+    ],
+)
 def test_images_that_start_from_one_are_those_of_torch(
     name: str, task: str, part: str, family: Callable[[str], Built]
 ) -> None:
@@ -172,7 +187,7 @@ def test_images_that_start_from_one_are_those_of_torch(
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["sd3", "z-image", "flux-dev"])
+@pytest.mark.parametrize("name", ["sd3", "z-image", "flux-dev", "chroma"])
 def test_an_optimized_folder_and_torchs_text_encoders(
     name: str, family: Callable[[str], Built], tmp_path: Path
 ) -> None:
@@ -186,7 +201,7 @@ def test_an_optimized_folder_and_torchs_text_encoders(
     assert sum(kind.startswith("Graph") for kind in kinds) == 2
 
 
-@pytest.mark.parametrize("name", ["sd3", "z-image", "flux-dev"])
+@pytest.mark.parametrize("name", ["sd3", "z-image", "flux-dev", "chroma"])
 def test_what_is_not_there_is_refused_in_words(name: str, family: Callable[[str], Built]) -> None:
     built = family(name)
     with pytest.raises(BadModelError, match=r"does no controlnet here(.|\n)*text-to-image, image-to-image, inpainting"):
@@ -327,3 +342,36 @@ def test_t5_gives_its_last_state_alone(family: Callable[[str], Built]) -> None:
             ours(ids, torch.ones_like(ids))
         with pytest.raises(UsageError, match="knows the tokens 0 to 299, and not 300"):
             ours(ids + 300 - ids.max())
+
+
+def test_chroma_takes_masks_of_padding_alone(family: Callable[[str], Built]) -> None:
+    """Of samples with several numbers of tokens, in ones and zeros as diffusers' pipeline makes them."""
+    built = family("chroma")
+    module, theirs = load_transformer(built.folder, provider="cpu"), built.pipeline.transformer
+    torch.manual_seed(1)
+    ids = torch.zeros(2, 3, 3)
+    ids[..., 1], ids[..., 2] = torch.arange(2)[:, None], torch.arange(3)
+    mask = torch.cat([torch.arange(5) < torch.tensor([[2], [5], [2]]), torch.ones(3, 6, dtype=torch.bool)], 1)
+    inputs: dict[str, Any] = {
+        "hidden_states": torch.randn(3, 6, 64), "encoder_hidden_states": torch.randn(3, 5, 24),
+        "timestep": torch.tensor([0.7] * 3), "img_ids": ids.flatten(0, 1), "txt_ids": torch.zeros(5, 3),
+    }  # fmt: skip
+    with torch.no_grad():
+        for given in (mask, None):
+            expected = theirs(**inputs, attention_mask=given).sample
+            taken = None if given is None else given.float()
+            torch.testing.assert_close(module(**inputs, attention_mask=taken).sample, expected, atol=1e-4, rtol=0)
+    for wrong in (mask.flip(1), mask[:, :10], mask & (torch.arange(11) > 0)):
+        with pytest.raises(UsageError, match="takes a mask that leaves out tokens at the text's end and no others"):
+            module(**inputs, attention_mask=wrong)
+
+
+def test_chromas_text_encoder_takes_the_mask_of_its_padding(family: Callable[[str], Built]) -> None:
+    built = family("chroma")
+    ours, theirs = load_text_encoder(built.folder, provider="cpu"), built.pipeline.text_encoder
+    ids = torch.tensor([[5, 6, 1, 0, 0], [7, 8, 9, 10, 1]])
+    with torch.no_grad():
+        expected = theirs(ids, attention_mask=(ids != 0).long())[0]
+        torch.testing.assert_close(ours(ids, attention_mask=(ids != 0).long())[0], expected, atol=1e-4, rtol=0)
+        with pytest.raises(UsageError, match="takes no attention_mask"):
+            ours(ids, attention_mask=torch.ones_like(ids))

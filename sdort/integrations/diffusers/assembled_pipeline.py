@@ -135,8 +135,8 @@ def load_pipeline(
     """Diffusers' own pipeline for a task, with the components of an exported or optimized pipeline in it.
 
     Args:
-        path: the folder of a Stable Diffusion 1.x, 2.x, XL or 3 pipeline, of a refiner, of Z-Image or of Flux.1; with
-            ``optimize`` a checkpoint.
+        path: the folder of a Stable Diffusion 1.x, 2.x, XL or 3 pipeline, of a refiner, of Z-Image, Flux.1 or Chroma;
+            with ``optimize`` a checkpoint.
         task: ``text-to-image``, ``image-to-image``, ``inpainting``, ``controlnet``, ``controlnet-image-to-image`` or
             ``controlnet-inpainting``; the last three with a UNet alone.
         controlnet: for the tasks with one, its folder, or its module; several in a list.

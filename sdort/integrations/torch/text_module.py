@@ -58,10 +58,12 @@ class SkippedStates(Sequence[torch.Tensor]):
 class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
     """A text encoder that runs as an ONNX graph; made by :func:`load_text_encoder`."""
 
-    def __init__(self, component: str, config: Any) -> None:
+    def __init__(self, component: str, config: Any, *, masked: bool = False) -> None:
         super().__init__()
         self.component = component
         self.config = config
+        self.masked = masked
+        """As :attr:`sdort.families.family.PlainText.masked`."""
 
     @property
     def session(self) -> TensorSession:
@@ -86,6 +88,7 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
 
         Args:
             input_ids: integers [B, tokens].
+            attention_mask: [B, tokens], of padding, which the graph of Chroma's encoder leaves out by itself.
             output_hidden_states: also :class:`SkippedStates`, or all layers' outputs where the graph has them (SDXL).
 
         Returns:
@@ -93,12 +96,12 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
             encoder that projects, ``text_embeds`` [B, width] first.
 
         Raises:
-            UsageError: a mask, positions or attentions are asked for, or states that the graph does not have; there are
-                more tokens than it takes, or tokens that it does not know.
+            UsageError: another mask, positions or attentions are asked for, or states that the graph does not have;
+                there are more tokens than it takes, or tokens that it does not know.
             BadModelError, ProviderError: as :meth:`sdort.integrations.torch.tensor_session.TensorSession.run`.
         """
         self._refuse(
-            attention_mask=attention_mask is not None,
+            attention_mask=attention_mask is not None and not self._is_own(attention_mask, input_ids),
             position_ids=position_ids is not None,
             output_attentions=bool(output_attentions),
         )
@@ -120,6 +123,10 @@ class GraphTextEncoder(GraphModule, torch.nn.Module):  # type: ignore[misc]
         names = ", ".join(name for name, value in asked.items() if value)
         if names:
             raise UsageError(f"the graph of {self.component} takes no {names}", hint="Take text_encoder='torch'.")
+
+    def _is_own(self, mask: torch.Tensor, input_ids: torch.Tensor) -> bool:
+        """Whether a mask leaves out what the graph leaves out by itself: padding, of an encoder that does."""
+        return self.masked and torch.equal(mask.bool(), input_ids != self.config.pad_token_id)
 
     def _encoded(self, input_ids: torch.Tensor) -> dict[str, torch.Tensor]:
         """The graph's outputs, where the tokens are."""
@@ -265,10 +272,12 @@ def load_text_encoder(
 
 def text_encoder_of(opened: OpenedComponents, component: str, reload: Reload) -> GraphTextEncoder:
     """The module of an open text encoder; ``reload`` makes it again."""
-    named = {each.component: each.class_name for each in opened.folder.family.encoders}
-    model = TEXT_MODELS[named.get(component, CLIP)]
+    known = next((each for each in opened.folder.family.encoders if each.component == component), None)
+    model = TEXT_MODELS[known.class_name if known else CLIP]
+    masked = bool(known and known.plain and known.plain.masked)
     config = getattr(transformers, model.config_class)(**opened.folder.config(component))
-    encoder = (GraphPenultimateEncoder if model.penultimate else GraphTextEncoder)(component, config)
+    kind = GraphPenultimateEncoder if model.penultimate else GraphTextEncoder
+    encoder = kind(component, config, masked=masked)
     encoder.attach({component: opened.sessions[component]}, reload)
     encoder.eval()
     return encoder

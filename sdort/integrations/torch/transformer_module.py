@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from diffusers import (
+    ChromaTransformer2DModel,
     ConfigMixin,
     FluxTransformer2DModel,
     ModelMixin,
@@ -202,15 +203,48 @@ class GraphZImageTransformer(GraphTransformer, metaclass=StandIn):
         return Transformer2DModelOutput(sample=samples) if return_dict else (samples,)
 
 
-class GraphFluxTransformer(GraphTransformer, metaclass=StandIn):
-    """A ``FluxTransformer2DModel`` that runs as an ONNX graph."""
-
-    stands_for = FluxTransformer2DModel
+class GraphTokenTransformer(GraphTransformer):
+    """The base of those that take tokens of 2 x 2 latents with ids of their places, as Flux.1's."""
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
         self._grid: tuple[SeenTensor, SeenTensor, tuple[int, int]] | None = None
         """The ids on a GPU that came last, and the tokens along each side that they say."""
+
+    def _velocity(self, hidden_states: torch.Tensor, sides: tuple[int, int], feeds: Tensors) -> torch.Tensor:
+        """The velocity of tokens [B, tokens, 4 * channels] of an image with so many tokens along each side."""
+        batch, tokens, width = hidden_states.shape
+        rows, columns = sides
+        tiles = hidden_states.view(batch, rows, columns, width // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
+        latents = {"hidden_states": tiles.reshape(batch, width // 4, 2 * rows, 2 * columns)}
+        made = self._run({**latents, **feeds}, hidden_states)
+        made = made.view(batch, width // 4, rows, 2, columns, 2).permute(0, 2, 4, 1, 3, 5)
+        return made.reshape(batch, tokens, width)
+
+    def _sides(self, image: torch.Tensor, text: torch.Tensor, tokens: int) -> tuple[int, int]:
+        """Tokens along each side of the image. On a GPU ids are read once, as the host waits for it.
+
+        Raises:
+            UsageError: the ids are not those of one image.
+        """
+        if self._grid and self._grid[0].is_of(image) and self._grid[1].is_of(text):
+            return self._grid[2]
+        ids = image[0] if image.ndim == 3 else image
+        rows, columns = (int(side) + 1 for side in ids[-1, 1:]) if ids.shape == (tokens, 3) else (0, 0)
+        if rows * columns != tokens or not torch.equal(ids, _places(rows, columns, ids)) or bool(text.any()):
+            raise UsageError(
+                f"the graph of {TRANSFORMER} takes the ids of the tokens of one image and no others",
+                hint="Pipelines that put images beside the noise, such as FluxKontextPipeline, need the torch model.",
+            )
+        if not image.is_cpu:
+            self._grid = SeenTensor.of(image), SeenTensor.of(text), (rows, columns)
+        return rows, columns
+
+
+class GraphFluxTransformer(GraphTokenTransformer, metaclass=StandIn):
+    """A ``FluxTransformer2DModel`` that runs as an ONNX graph."""
+
+    stands_for = FluxTransformer2DModel
 
     def forward(
         self,
@@ -250,38 +284,99 @@ class GraphFluxTransformer(GraphTransformer, metaclass=StandIn):
             controlnet_block_samples=controlnet_block_samples,
             controlnet_single_block_samples=controlnet_single_block_samples,
         )
-        batch, tokens, width = hidden_states.shape
-        rows, columns = self._sides(img_ids, txt_ids, tokens)
-        tiles = hidden_states.view(batch, rows, columns, width // 4, 2, 2).permute(0, 3, 1, 4, 2, 5)
         feeds = {
-            "hidden_states": tiles.reshape(batch, width // 4, 2 * rows, 2 * columns),
             "timestep": as_timestep(timestep) * _STEPS,
             "encoder_hidden_states": encoder_hidden_states,
             "pooled_projections": pooled_projections,
             **known_inputs(self.session, {"guidance": guidance}),
         }
-        made = self._run(feeds, hidden_states)
-        made = made.view(batch, width // 4, rows, 2, columns, 2).permute(0, 2, 4, 1, 3, 5).reshape(batch, tokens, width)
+        made = self._velocity(hidden_states, self._sides(img_ids, txt_ids, hidden_states.shape[1]), feeds)
         return Transformer2DModelOutput(sample=made) if return_dict else (made,)
 
-    def _sides(self, image: torch.Tensor, text: torch.Tensor, tokens: int) -> tuple[int, int]:
-        """Tokens along each side of the image. On a GPU ids are read once, as the host waits for it.
+
+class GraphChromaTransformer(GraphTokenTransformer, metaclass=StandIn):
+    """A ``ChromaTransformer2DModel`` that runs as an ONNX graph."""
+
+    stands_for = ChromaTransformer2DModel
+
+    def __init__(self, config: Mapping[str, Any]) -> None:
+        super().__init__(config)
+        self._masks: list[tuple[SeenTensor, list[int]]] = []
+        """The masks on a GPU that came last, of a prompt and of a negative one, and the tokens that they leave."""
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        encoder_hidden_states: torch.Tensor,
+        timestep: torch.Tensor | float,
+        img_ids: torch.Tensor,
+        txt_ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        joint_attention_kwargs: Mapping[str, Any] | None = None,
+        controlnet_block_samples: Sequence[torch.Tensor] | None = None,
+        controlnet_single_block_samples: Sequence[torch.Tensor] | None = None,
+        return_dict: bool = True,
+        controlnet_blocks_repeat: bool = False,
+    ) -> Transformer2DModelOutput | tuple[torch.Tensor]:
+        """The velocity of the sample, as diffusers' transformer says it with a mask of booleans.
+
+        Samples with the same number of tokens that the mask leaves run together, others after each other.
+
+        Args:
+            hidden_states: tokens of 2 x 2 latents, float [B, tokens, 4 * channels].
+            encoder_hidden_states: float [B, tokens of the text, width].
+            timestep: one number up to 1, or a tensor [] or [B] of one number.
+            img_ids: the row and the column of each token, [tokens, 3]: those of one image.
+            txt_ids: zeros [tokens of the text, 3].
+            attention_mask: of the text's tokens and the image's, [B, both], which leaves out tokens at the text's end.
+
+        Returns:
+            ``sample`` of the shape of ``hidden_states``, in its dtype and on its device.
 
         Raises:
-            UsageError: the ids are not those of one image.
+            UsageError: something is given that the graph does not take.
+            BadModelError, ProviderError: as :meth:`sdort.integrations.torch.tensor_session.TensorSession.run`.
         """
-        if self._grid and self._grid[0].is_of(image) and self._grid[1].is_of(text):
-            return self._grid[2]
-        ids = image[0] if image.ndim == 3 else image
-        rows, columns = (int(side) + 1 for side in ids[-1, 1:]) if ids.shape == (tokens, 3) else (0, 0)
-        if rows * columns != tokens or not torch.equal(ids, _places(rows, columns, ids)) or bool(text.any()):
+        _refuse(
+            joint_attention_kwargs=joint_attention_kwargs,
+            controlnet_block_samples=controlnet_block_samples,
+            controlnet_single_block_samples=controlnet_single_block_samples,
+        )
+        sides, made = self._sides(img_ids, txt_ids, hidden_states.shape[1]), torch.empty_like(hidden_states)
+        times = as_timestep(timestep).reshape(-1).expand(len(hidden_states))
+        kept = self._kept(attention_mask, hidden_states, encoder_hidden_states)
+        for tokens in dict.fromkeys(kept):
+            numbers = [number for number, each in enumerate(kept) if each == tokens]
+            feeds = {
+                "timestep": times[numbers] * _STEPS,
+                "encoder_hidden_states": encoder_hidden_states[numbers, :tokens],
+            }
+            made[numbers] = self._velocity(hidden_states[numbers], sides, feeds)
+        return Transformer2DModelOutput(sample=made) if return_dict else (made,)
+
+    def _kept(self, mask: torch.Tensor | None, image: torch.Tensor, text: torch.Tensor) -> list[int]:
+        """The tokens of each sample's text that the mask leaves. On a GPU a mask is read once.
+
+        Raises:
+            UsageError: it leaves out others.
+        """
+        batch, tokens, _ = text.shape
+        if mask is None:
+            return [tokens] * batch
+        for seen, counts in self._masks:
+            if seen.is_of(mask):
+                return counts
+        left = mask.bool().int()
+        fits = mask.shape == (batch, tokens + image.shape[1]) and bool(left[:, tokens:].all() and left[:, 0].all())
+        if not fits or bool((left[:, :tokens].diff(dim=1) > 0).any()):
             raise UsageError(
-                f"the graph of {TRANSFORMER} takes the ids of the tokens of one image and no others",
-                hint="Pipelines that put images beside the noise, such as FluxKontextPipeline, need the torch model.",
+                f"the graph of {TRANSFORMER} takes a mask that leaves out tokens at the text's end and no others",
+                hint="Give the tokenizer padding_side='right'.",
             )
-        if not image.is_cpu:
-            self._grid = SeenTensor.of(image), SeenTensor.of(text), (rows, columns)
-        return rows, columns
+        found: list[int] = left[:, :tokens].sum(1).tolist()
+        if not mask.is_cpu:
+            self._masks = [(SeenTensor.of(mask), found), *self._masks[:1]]
+        return found
 
 
 def _places(rows: int, columns: int, like: torch.Tensor) -> torch.Tensor:
@@ -307,7 +402,8 @@ def _refuse(**given: Any) -> None:
 
 
 TRANSFORMERS: Mapping[str, type[GraphTransformer]] = {
-    kind.stands_for.__name__: kind for kind in (GraphSD3Transformer, GraphZImageTransformer, GraphFluxTransformer)
+    kind.stands_for.__name__: kind
+    for kind in (GraphSD3Transformer, GraphZImageTransformer, GraphFluxTransformer, GraphChromaTransformer)
 }
 """Diffusers' class -> the module in its place."""
 
@@ -316,7 +412,7 @@ def load_transformer(path: str | Path, **options: Unpack[LoadOptions]) -> GraphT
     """The transformer of an exported or optimized pipeline as a torch module.
 
     Args:
-        path: the folder of a Stable Diffusion 3, Z-Image or Flux.1 pipeline.
+        path: the folder of a Stable Diffusion 3, Z-Image, Flux.1 or Chroma pipeline.
         options: as for :func:`sdort.integrations.torch.unet_module.load_unet`.
 
     Raises:
