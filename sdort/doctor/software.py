@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field
@@ -13,7 +14,7 @@ from typing import Any
 
 from sdort.doctor.finding import OK, PROBLEM, WARNING, Finding
 from sdort.errors import ProviderError
-from sdort.machine.distributions import flavour, hidden_copies, installed_flavours
+from sdort.machine.distributions import flavour, hidden_copies, import_onnxruntime, installed_flavours, pip
 from sdort.machine.onnxruntime_copies import Flavour, RuntimeCopy
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.machine.version import __version__
@@ -54,6 +55,7 @@ class Software:
         hidden: copies of ONNX Runtime further down on Python's path.
         kernels: what came of trying the operators of those that load.
         plugins: libraries of plugins that the user names, by the provider's name.
+        imported: the version that the module which Python imports says of itself.
     """
 
     flavours: tuple[Flavour, ...]
@@ -64,6 +66,7 @@ class Software:
     hidden: tuple[RuntimeCopy, ...] = ()
     kernels: Mapping[str, TriedKernels] = field(default_factory=dict)
     plugins: Mapping[str, str] = field(default_factory=dict)
+    imported: str = ""
 
     def works(self, name: str | None) -> bool:
         """Whether a provider would be used if asked for; without a name, whether any would."""
@@ -95,6 +98,7 @@ def installed_software(device_id: int = 0, plugins: Mapping[str, str] | None = N
         hidden,
         {name: told for name, told in kernels.items() if told is not None},
         plugins,
+        str(import_onnxruntime().__version__),
     )
 
 
@@ -145,7 +149,7 @@ def software_findings(software: Software, requested: str | None) -> Iterator[Fin
         yield Finding(_SECTION, "ONNX Runtime", PROBLEM, software.error.message, software.error.hint or "")
         return
     here = software.flavours[0]
-    yield Finding(_SECTION, "ONNX Runtime", OK, f"{here.distribution} {here.version}")
+    yield _runtime(here, software.imported)
     for copy in software.hidden:
         owners = ", ".join(f"{owner.distribution} {owner.version}" for owner in copy.owners)
         message = f"{owners} in {copy.folder}, behind the one above on Python's path: not used, and in nobody's way"
@@ -160,6 +164,21 @@ def software_findings(software: Software, requested: str | None) -> Iterator[Fin
         elif name == requested:
             message = f"{here.distribution} was built without {PROVIDERS[name].ep}"
             yield Finding(_SECTION, name, PROBLEM, message, PROVIDERS[name].how_to_get)
+
+
+def _runtime(installed: Flavour, imported: str) -> Finding:
+    """The distribution, and whether its code is what Python imports: another one may have been copied over it."""
+    what = f"{installed.distribution} {installed.version}"
+    if not imported or _release(imported) == _release(installed.version):
+        return Finding(_SECTION, "ONNX Runtime", OK, what)
+    step = f"Install it again:\n{pip('install', '--force-reinstall', '--no-deps', what.replace(' ', '=='))}"
+    message = f"{what} is installed, and what Python imports is {imported}: other files lie over its own"
+    return Finding(_SECTION, "ONNX Runtime", PROBLEM, message, step)
+
+
+def _release(version: str) -> list[str]:
+    """The first three numbers of a version: packagers add to them (``1.22.2.post3``)."""
+    return re.findall(r"\d+", version)[:3]
 
 
 def _superseding(name: str) -> Iterator[Finding]:

@@ -261,3 +261,15 @@ def test_every_listed_provider_is_loaded_on_the_gpu_that_is_named(
     assert {task["device_id"] for _, task, _ in asked} == {2}
     assert [task["name"] for _, task, _ in asked] == [name for name in PROVIDERS if name != "cpu"]
     assert softwares.installed_software(0).refusals.keys() == {"migraphx", "cuda"}
+
+
+@pytest.mark.parametrize(
+    ("imported", "status"),
+    [("1.22.2", "ok"), ("1.22.2.post3", "ok"), ("", "ok"), ("1.27.0", "problem"), ("1.22.20", "problem")],
+)
+def test_code_of_another_distribution_over_the_installed_one_is_a_problem(imported: str, status: str) -> None:
+    software = softwares.Software((Flavour("onnxruntime-rocm", "1.22.2.post3"),), imported=imported)
+    [finding] = [each for each in softwares.software_findings(software, None) if each.check == "ONNX Runtime"]
+    assert finding.status == status
+    assert (f"what Python imports is {imported}" in finding.message) is (status == "problem")
+    assert ("--force-reinstall --no-deps onnxruntime-rocm==1.22.2.post3" in finding.next_step) is (status == "problem")

@@ -45,7 +45,7 @@ def test_the_command_is_that_of_this_environment(
 @pytest.mark.parametrize("name", [
     "onnxruntime", "onnxruntime-gpu", "onnxruntime-rocm", "onnxruntime-migraphx", "onnxruntime-directml",
     "onnxruntime-openvino", "onnxruntime-qnn", "onnxruntime-training", "ort-nightly", "ort-nightly-gpu",
-    "ort-nightly-rocm",
+    "ort-nightly-rocm", "onnxruntime-webgpu", "onnxruntime-windowsml", "onnxruntime-epic",
 ])  # fmt: skip
 def test_each_distribution_is_known_and_gives_way_to_another(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runtime_copies.pretend(monkeypatch, {name: "1.2"})
@@ -55,7 +55,8 @@ def test_each_distribution_is_known_and_gives_way_to_another(name: str, monkeypa
     assert remove.endswith(f"uninstall -y {name}")
     assert "-U" not in add
     assert distributions.install_commands(f"{name}>=9").endswith(f"install -U '{name}>=9'")
-    assert "uninstall" not in distributions.install_commands("matplotlib>=3")
+    for beside in ("matplotlib>=3", "onnxruntime-ep-openvino", "onnxruntime-ep-webgpu==0.4.0"):
+        assert "uninstall" not in distributions.install_commands(beside)
 
 
 def runtime(make: Any) -> Any:

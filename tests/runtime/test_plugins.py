@@ -22,7 +22,7 @@ from sdort.providers.plugins import PluginLibrary, find_plugin, is_there
 from sdort.providers.provider import Plugin
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.providers.session_settings import check_options, provider_options
-from sdort.runtime import probe
+from sdort.runtime import opener, probe
 from sdort.runtime.failures import load_error
 from sdort.runtime.plugins import is_of_kind, refuse_untaken, register
 from sdort.runtime.session import open_session
@@ -212,7 +212,7 @@ def test_the_plugin_that_computes_is_believed(asked: RuntimeOptions) -> None:
 @pytest.fixture
 def made(asked: RuntimeOptions, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str | None]:
     """What is said of a plugin whose session on the small graph is another one."""
-    create = probe.create_session
+    create = opener.create_session
 
     def change(**methods: Any) -> str | None:
         def changed(model: bytes, provider: Any, options: Any) -> Any:

@@ -5,6 +5,7 @@ It really computes: only ONNX Runtime's answer to whose processor this is comes 
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import subprocess
 from functools import cache
@@ -21,9 +22,7 @@ def openvino_library() -> str:
     """Path of the library; the test is skipped where the plugin is not installed."""
     if importlib.util.find_spec("onnxruntime_ep_openvino") is None:
         pytest.skip("onnxruntime-ep-openvino is not installed")
-    import onnxruntime_ep_openvino
-
-    plugin = onnxruntime_ep_openvino.get_library_path()
+    plugin = importlib.import_module("onnxruntime_ep_openvino").get_library_path()
 
     def build(folder: Path) -> None:
         folder.mkdir()
