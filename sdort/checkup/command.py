@@ -183,12 +183,14 @@ def _chosen(name: str, software: Software) -> Provider:
     if software.error:
         raise software.error
     if name == AUTO:
-        order = auto_order([PROVIDERS[each].ep for each in software.listed])
+        order = auto_order([PROVIDERS[each].ep for each in software.listed if not PROVIDERS[each].on_request])
         return next((each for each in order if each.name not in software.refusals), CPU)
     provider = find_provider(name)
     if not software.works(name):
         reason = software.refusals.get(name) or f"the installed ONNX Runtime was built without {provider.ep}"
-        raise ProviderError(f"{name} cannot be measured: {reason}", hint=f"    sdort doctor --provider {name}")
+        raise ProviderError(
+            f"{name} cannot be measured: {reason}", hint=f"See what it needs:\n    sdort doctor --provider {name}"
+        )
     return provider
 
 

@@ -167,6 +167,12 @@ def test_another_rocm_than_the_package_needs(pretend: Pretend, tmp_path: Path) -
         pretend(machines.rocm_6(tmp_path), refused, "cuda")
 
 
+def test_what_is_on_request_alone_is_not_taken_by_auto(pretend: Pretend, tmp_path: Path) -> None:
+    here = Software((Flavour("onnxruntime", "1.32.0"),), None, ("openvino", "cpu"))
+    assert pretend(machines.processor(tmp_path), here).figures.provider == "cpu"
+    assert pretend(machines.processor(tmp_path), here, "openvino").figures.provider == "openvino"
+
+
 def test_kernels_that_take_all_the_time(pretend: Pretend, tmp_path: Path) -> None:
     def late(task: Mapping[str, Any]) -> Any:
         return TimeoutExpired("python", 1200) if task["load"]["model"] == TRUE_SIZE else ORDINARY
