@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 
 import onnx
+import onnx.version_converter
 
 from sdort.errors import BadModelError
+from sdort.errors.plain_text import library_reason
 from sdort.graph.domains import MICROSOFT
 from sdort.onnx_io.own_functions import expand_own_functions
 from sdort.operators import find_operator
@@ -30,14 +32,15 @@ def expand(model: onnx.ModelProto) -> int:
         The number of nodes changed.
 
     Raises:
-        BadModelError: the model's opset is below 18, or a node has a form that its operator does not define.
+        BadModelError: the model's opset is below 18 and cannot be raised, or a node has a form that its operator does
+            not define.
     """
     model.CopyFrom(expand_own_functions(model))
+    if any(map(needs_expansion, model.graph.node)):
+        _raise_opset(model)
     opsets = {entry.domain: entry.version for entry in model.opset_import}
     functions: dict[str, onnx.FunctionProto] = {}
     nodes = [node for node in model.graph.node if needs_expansion(node)]
-    if nodes and opsets.get("", 0) < MINIMUM_OPSET:
-        raise BadModelError(f"the reference needs opset {MINIMUM_OPSET} or later, this model has {opsets.get('', 0)}")
     for node in nodes:
         function = make_function(node, opsets[""])
         functions[function.name] = function
@@ -46,6 +49,19 @@ def expand(model: onnx.ModelProto) -> int:
         model.functions.extend(functions.values())
         model.opset_import.append(onnx.helper.make_opsetid(REFERENCE_DOMAIN, 1))
     return len(nodes)
+
+
+def _raise_opset(model: onnx.ModelProto) -> None:
+    """Convert a model of an older opset, as ONNX Runtime's optimizer leaves it, in place."""
+    opset = next((entry.version for entry in model.opset_import if entry.domain in ("", "ai.onnx")), 0)
+    if opset >= MINIMUM_OPSET:
+        return
+    try:
+        model.CopyFrom(onnx.version_converter.convert_version(model, MINIMUM_OPSET))
+    except (RuntimeError, ValueError) as error:
+        raise BadModelError(
+            f"the reference needs opset {MINIMUM_OPSET} or later, this model has {opset}: {library_reason(error)}"
+        ) from error
 
 
 def needs_expansion(node: onnx.NodeProto) -> bool:
