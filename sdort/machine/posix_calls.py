@@ -29,6 +29,8 @@ LIBRARY_NAME = "lib{}.so"
 """The file of a shared library, by its name."""
 LIBRARY_BEGIN = b"\x7fELF"
 """The first bytes of a shared library."""
+DEVICE_FILES = True
+"""Whether a GPU is a file in ``/dev``."""
 READER_GONE = frozenset({errno.EPIPE})
 """Numbers of the error that writing to a pipe gives when nobody reads it any more."""
 WAKING = signal.SIGALRM

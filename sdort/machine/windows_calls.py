@@ -28,6 +28,7 @@ assert sys.platform == "win32"  # type checkers read on only where it is
 
 LIBRARY_NAME = "{}.dll"
 LIBRARY_BEGIN = b"MZ"
+DEVICE_FILES = False
 READER_GONE = frozenset({errno.EPIPE, errno.EINVAL})
 WAKING = signal.SIGABRT
 """Python's own handler of it does not keep ``abort`` from ending the process."""
@@ -81,12 +82,15 @@ def _opened(path: str | Path, flags: int, attributes: int = 0) -> int:
 
 
 def open_lock(path: Path) -> int:
-    """As of POSIX; a folder cannot be locked, so a file beside it is, which goes with its last descriptor."""
+    """As of POSIX; a folder cannot be locked, so a file beside it is, which goes with who made it."""
     if os.path.islink(path):
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
     if not os.path.isdir(path):
         return _opened(path, os.O_RDWR)
-    return _opened(f"{path}.lock", os.O_RDWR | os.O_CREAT, _GONE_WHEN_CLOSED)
+    try:
+        return _opened(f"{path}.lock", os.O_RDWR)
+    except FileNotFoundError:
+        return _opened(f"{path}.lock", os.O_RDWR | os.O_CREAT, _GONE_WHEN_CLOSED)
 
 
 def lock(descriptor: int, *, shared: bool = False, wait: bool = False) -> None:

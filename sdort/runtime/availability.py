@@ -9,6 +9,7 @@ from pathlib import Path
 
 from sdort.machine.elf import code_objects, needed
 from sdort.machine.gpus import amd_driver, amd_gpus, nvidia_driver, rocm_version
+from sdort.machine.os_calls import os_calls
 from sdort.machine.system import System
 from sdort.providers import PROVIDERS
 from sdort.providers.provider import Provider
@@ -55,7 +56,8 @@ def find_problems(provider: Provider, system: System, library: Path | None, devi
 
 def amd_device(system: System) -> Problem | None:
     """Is there a GPU that ROCm can open."""
-    if system.path("dev/dxg").exists():  # Windows' subsystem for Linux has its own way to the GPU
+    # Windows' subsystem for Linux has its own way to the GPU.
+    if not os_calls.DEVICE_FILES or system.path("dev/dxg").exists():
         return None
     if not system.path("dev/kfd").exists():
         if amd_driver(system):
@@ -87,7 +89,7 @@ def amd_permission(system: System) -> Problem | None:
 
 def nvidia_device(system: System) -> Problem | None:
     """Is there a GPU that CUDA can open."""
-    if system.path("dev/dxg").exists() or system.glob("dev/nvidia[0-9]*"):
+    if not os_calls.DEVICE_FILES or system.path("dev/dxg").exists() or system.glob("dev/nvidia[0-9]*"):
         return None
     if nvidia_driver(system):
         step = "If this is a container, start it with --gpus all."

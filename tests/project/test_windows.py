@@ -9,6 +9,7 @@ import ast
 import json
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -29,6 +30,13 @@ MODULES = {
 """The modules that may use what a platform lacks. The supervisor is a program that ``posix_calls`` alone starts."""
 POSIX_OPTIONS = {"pass_fds", "preexec_fn", "start_new_session", "process_group", "umask", "dir_fd"}
 """Arguments of the standard library's functions that Windows refuses or passes over."""
+
+
+@cache
+def trees() -> dict[str, ast.Module]:
+    """All sources, by their places."""
+    files = [path for folder in ("sdort", "fusions", "custom_ops") for path in (ROOT / folder).rglob("*.py")]
+    return {path.relative_to(ROOT).as_posix(): ast.parse(path.read_text()) for path in files}
 
 
 def imported(tree: ast.Module) -> dict[str, str]:
@@ -62,12 +70,7 @@ def lacking(tree: ast.Module, platform: str, other: str) -> Iterator[str]:
 
 @pytest.mark.parametrize(("platform", "other"), [("win32", "linux"), ("linux", "win32")])
 def test_what_one_system_lacks_stands_in_one_module(platform: str, other: str) -> None:
-    files = [path for folder in ("sdort", "fusions", "custom_ops") for path in (ROOT / folder).rglob("*.py")]
-    found = {
-        path.relative_to(ROOT).as_posix(): used
-        for path in files
-        if (used := sorted({*lacking(ast.parse(path.read_text()), platform, other)}))
-    }
+    found = {name: used for name, tree in trees().items() if (used := sorted({*lacking(tree, platform, other)}))}
     assert found.keys() == MODULES[platform], found
 
 
@@ -126,11 +129,113 @@ def without_encoding(tree: ast.Module) -> Iterator[str]:
 
 
 def test_text_is_read_and_written_as_utf_8() -> None:
-    found = {path: [*without_encoding(ast.parse(path.read_text()))] for path in PACKAGE.rglob("*.py")}
-    assert {path.name: calls for path, calls in found.items() if calls} == {}
+    assert {name: calls for name, tree in trees().items() if (calls := [*without_encoding(tree)])} == {}
     bad = 'p.read_text()\np.write_text(x)\nopen(p)\nopen(p, "w")\nopen(p, mode)'
     good = 'p.read_text("utf-8")\np.write_text(x, encoding="utf-8")\nopen(p, "rb")\nopen(p, encoding="ascii")'
     assert [len([*without_encoding(ast.parse(source))]) for source in (bad, good)] == [5, 0]
+
+
+CALLS = """
+__name__ = "sdort.test"
+import errno, os, threading
+from pathlib import Path
+from sdort.machine.os_calls import os_calls
+
+folder, file = Path("folder"), Path("file")
+folder.mkdir()
+file.write_bytes(b"old")
+os.symlink("file", "link")
+
+def refused(kind, call, *arguments, **options):
+    try:
+        call(*arguments, **options)
+    except kind as error:
+        return error
+    raise AssertionError(f"{call.__name__} was not refused")
+
+assert refused(OSError, os_calls.open_file, "link", links=False).errno == errno.ELOOP
+assert refused(FileNotFoundError, os_calls.open_file, "none").filename == "none"
+refused(FileExistsError, os_calls.open_file, file, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+refused(OSError, os_calls.open_file, folder)
+
+for path in (file, folder):
+    holder, other = os_calls.open_lock(path), os_calls.open_lock(path)
+    os_calls.lock(holder, shared=True)
+    os_calls.lock(other, shared=True)
+    os.close(other)
+    other = os_calls.open_lock(path)
+    refused(BlockingIOError, os_calls.lock, other)
+    threading.Timer(0.1, os.close, [holder]).start()
+    os_calls.lock(other, wait=True)
+    os.close(other)
+assert os.listdir() == [name for name in os.listdir() if name in ("folder", "file", "link")]
+
+descriptor = os_calls.open_file("new", os.O_RDWR | os.O_CREAT)
+os_calls.reserve(descriptor, 8)
+threads = [
+    threading.Thread(target=os_calls.write_at, args=(descriptor, memoryview(bytes([65 + at])), at)) for at in range(8)
+]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+buffer = memoryview(bytearray(9))
+assert (os_calls.read_at(descriptor, 3, 2), os_calls.read_into(descriptor, buffer, 1)) == (b"CDE", 7)
+assert bytes(buffer) == b"BCDEFGH\\0\\0"
+
+reader = open(file, "rb")  # as another program has it
+refused(PermissionError, os.replace, "new", file)
+refused(PermissionError, os_calls.replace, Path("new"), file)
+assert file.read_bytes() == b"old"
+reader.close()
+loaded = os_calls.open_file(file)  # as Windows' loader has a library: it can have another name
+os_calls.replace(Path("new"), file)
+os.close(loaded)
+assert file.read_bytes() == b"ABCDEFGH" and not os_calls.exchange(folder, folder)
+
+for path in (file, Path("/")):
+    assert os_calls.why_foreign(os.stat(path), path) is None
+assert os_calls.why_foreign(os.stat("/etc"), Path("/etc")).startswith("is outside of your profile, ")
+assert os_calls.peak_memory() > 1 << 20 and os_calls.usable_cpus()
+
+from sdort.machine.subprocesses import WorkerError, run_child, run_worker
+from subprocess import TimeoutExpired
+done = run_child(["sh", "-c", "echo out; echo err >&2; exit 3"])
+assert (done.returncode, done.stdout, done.stderr) == (3, "out\\n", "err\\n")
+refused(TimeoutExpired, run_child, ["sleep", "60"], timeout=0.3)
+assert run_worker("os.path:basename", {"p": "a/b"}) == "b"
+assert "no_such" in refused(WorkerError, run_worker, "os.path:no_such", {}).said
+
+from sdort.machine.system import System
+from sdort.runtime.availability import amd_device, nvidia_device
+assert not amd_device(System(folder)) and not nvidia_device(System(folder))
+print("done")
+"""
+
+
+def test_what_windows_calls_do(tmp_path: Path) -> None:
+    done = windows.run_code(CALLS, tmp_path)
+    assert (done.stdout, done.stderr) == ("done\n", "")
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+
+def interrupt():
+    while "sdort.runtime.opener" not in sys.modules:
+        time.sleep(0.05)
+    time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGINT)
+
+from sdort.__main__ import main
+threading.Thread(target=interrupt, daemon=True).start()
+sys.argv = ["sdort", "run", "PIPELINE", "--provider", "cpu", "--prompt", "a", "--steps", "1000", "-o", "a.png"]
+main()
+"""
+
+
+def test_ctrl_c_ends_a_run(tiny: Tiny, tmp_path: Path) -> None:
+    done = windows.run_code(INTERRUPTED.replace("PIPELINE", str(tiny.onnx)), tmp_path)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (130, "Error: interrupted"), done.stderr
+    assert not [*tmp_path.rglob("*.png")]
 
 
 def test_names_that_windows_keeps_and_paths_that_lead_out_there() -> None:
