@@ -13,10 +13,12 @@ from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import onnx
+import onnxruntime
 import pytest
 from support import native, wheels
 from support.kernel_cases import one_node_model, run
@@ -24,7 +26,12 @@ from support.row_cases import Rows
 from support.rows import operators
 from support.windows import wine
 
+import sdort
 from sdort.operator_library import library
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
+
+if TYPE_CHECKING:
+    from support.tiny_pipeline import Tiny
 
 Array = npt.NDArray[Any]
 
@@ -176,14 +183,32 @@ def compare(there: Callable[[str], Mapping[str, Array]], rounded: Collection[str
                 np.testing.assert_allclose(found[output], expected, rtol=slack, atol=slack, err_msg=f"{name} {dtype}")
 
 
-def test_the_windows_library_computes_the_same(tmp_path: Path) -> None:
+def write_unet(source: Path, folder: Path) -> dict[str, Array]:
+    """A UNet as it is lowered for a GPU, its weights in a file beside it, and inputs; returns what it gives here."""
+    sdort.optimize(source, folder / "fast", provider="rocm", components=["unet"], allow_misses=True)
+    for path in (folder / "fast" / "unet").glob("model.onnx*"):
+        path.rename(folder / path.name)
+    model = onnx.load(folder / "model.onnx", load_external_data=False)
+    assert {"GroupNorm", "NhwcConv", "MultiHeadAttention"} <= {node.op_type for node in model.graph.node}
+    feeds = make_inputs(declared_inputs(model, "unet"), Sample(2, 8, 8), "unet", seed=0)
+    np.savez(folder / "model.npz", **cast("dict[str, Any]", feeds))
+    options = onnxruntime.SessionOptions()
+    library.register(options, native.library(), "cpu")
+    session = onnxruntime.InferenceSession(folder / "model.onnx", options, providers=["CPUExecutionProvider"])
+    return dict(zip([output.name for output in session.get_outputs()], session.run(None, feeds), strict=True))
+
+
+def test_the_windows_library_computes_the_same(tiny: Tiny, tmp_path: Path) -> None:
     """But for rounding: it has no fused multiply-adds."""
     write_models(tmp_path)
+    expected = write_unet(tiny.onnx, tmp_path)
     for path in tmp_path.glob("*.npz"):
         wine.write_tensors(path.with_suffix(".in"), dict(np.load(path)))
     version, description, count = wine.run_models(tmp_path)
     assert version == wine.VERSION
     operators = [asdict(each) for each in library.describe_library(native.library()).operators]
     assert json.loads(description) == {"operators": operators, "code_objects": []}
-    assert count == f"{2 * len(cases())} models"
+    assert count == f"{2 * len(cases()) + 1} models"
     compare(lambda name: wine.read_tensors(tmp_path / f"{name}.out"), cases())
+    for name, values in wine.read_tensors(tmp_path / "model.out").items():
+        np.testing.assert_allclose(values, expected[name], rtol=0, atol=1e-4 * np.abs(expected[name]).max())
