@@ -273,3 +273,23 @@ def test_code_of_another_distribution_over_the_installed_one_is_a_problem(import
     assert finding.status == status
     assert (f"what Python imports is {imported}" in finding.message) is (status == "problem")
     assert ("--force-reinstall --no-deps onnxruntime-rocm==1.22.2.post3" in finding.next_step) is (status == "problem")
+
+
+@pytest.mark.parametrize(("wrong", "status"), [(False, OK), (True, WARNING)])
+def test_kernels_that_were_tried_are_told(wrong: bool, status: str) -> None:
+    software = replace(SOFTWARE, kernels={"rocm": softwares.TriedKernels("10 of 12 operators are right", wrong)})
+    found = {each.check: each for each in software_findings(software, None)}["rocm kernels"]
+    assert (found.status, found.message) == (status, "10 of 12 operators are right")
+    assert found.next_step == ("sdort optimize leaves what is wrong in standard operators." if wrong else "")
+
+
+def test_kernels_are_tried_in_a_process_that_they_may_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    def worker(function: str, task: dict[str, Any], *, timeout: float) -> Any:
+        assert function == "sdort.doctor.software:try_kernels"
+        if task["name"] == "cuda":
+            raise WorkerError(-11, "a crash")
+        return None if task["name"] == "dml" else {"told": "all are right", "wrong": False}
+
+    monkeypatch.setattr(softwares, "run_worker", worker)
+    assert softwares.tried_kernels("rocm") == softwares.TriedKernels("all are right", False)
+    assert [softwares.tried_kernels(name) for name in ("cpu", "cuda", "dml")] == [None, None, None]
