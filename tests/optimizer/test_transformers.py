@@ -15,7 +15,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from support.diffusion_transformers import Traceable, built, write
+from support.diffusion_transformers import CHROMA_LAYERS, Traceable, built, write
 
 from sdort.engines.rounding import emulate
 from sdort.lowering.component_report import ComponentReport
@@ -47,6 +47,7 @@ SHORT: dict[str, tuple[dict[str, int], int, bool]] = {
 DEEP: dict[str, tuple[dict[str, int], str, bool]] = {
     "sd35_medium": ({"blocks": 24, "dual": 13}, "cuda", True),
     "flux": ({"double": 19, "single": 38}, "rocm", True),
+    "chroma": ({"double": 19, "single": 38}, "cuda", True),
     "z_image": ({"blocks": 30, "refiners": 2}, "migraphx", False),
     "t5": ({"layers": 24}, "cpu", False),
     "qwen3": ({"layers": 36}, "cpu", False),
@@ -60,10 +61,10 @@ def expected(family: str, depth: dict[str, int]) -> dict[str, int]:
         blocks, dual = depth["blocks"], depth["dual"]
         # The last block's text is not read: it has neither a second norm nor a feed-forward part.
         return {"attention": blocks + dual, "rms": 4 * blocks + 2 * dual, "layer": 4 * blocks, "gelu": 2 * blocks - 1}
-    if family == "flux":
-        double, single = depth["double"], depth["single"]
+    if family in ("flux", "chroma"):
+        double, single, network = depth["double"], depth["single"], CHROMA_LAYERS * (family == "chroma")
         return {
-            "attention": double + single, "rms": 4 * double + 2 * single, "layer": 4 * double + single + 1,
+            "attention": double + single, "rms": 4 * double + 2 * single + network, "layer": 4 * double + single + 1,
             "gelu": 2 * double + single, "rotary": 2 * (double + single),
         }  # fmt: skip
     if family == "z_image":
@@ -80,7 +81,7 @@ def expected_own(family: str, depth: dict[str, int]) -> dict[str, int]:
     if family == "sd35_medium":
         blocks, dual = depth["blocks"], depth["dual"]
         return {"modulation": 4 * blocks + dual, "gated_sum": 4 * blocks - 2 + dual}
-    if family == "flux":
+    if family in ("flux", "chroma"):
         double, single = depth["double"], depth["single"]
         return {"modulation": 4 * double + single + 1, "gated_sum": 4 * double + single}
     if family == "z_image":

@@ -155,6 +155,14 @@ def infer(facts: Facts, op: str, inputs: list[gs.Tensor], outputs: int = 1, **at
     return [facts.of(t) for t in made]
 
 
+def test_pieces_have_their_sizes_however_many_there_are() -> None:
+    """Those of all modulations of a transformer are more than values are followed of."""
+    facts, t = table(x=Fact(HALF, (B, 900, 4)))
+    sizes = gs.Constant("sizes", np.arange(1, MAX_VALUE + 7, dtype=np.int64))
+    found = infer(facts, "Split", [t["x"], sizes], MAX_VALUE + 6, axis=1)
+    assert found == [Fact(HALF, (B, size, 4)) for size in range(1, MAX_VALUE + 7)]
+
+
 def test_what_no_rule_knows_is_asked_of_onnx() -> None:
     facts, t = table(
         x=Fact(HALF, (B, 2 * H, 6)), axes=Fact(INT64, (1,), (-1,)), open=Fact(INT64, (1,)), untyped=Fact(None, (B, 4))

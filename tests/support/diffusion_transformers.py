@@ -19,9 +19,13 @@ from diffusers.models.transformers import transformer_z_image as z_image
 from support.exports import quiet
 from support.models import randomize
 
+from sdort.console import quiet_libraries
+
 HEADS, SIZE = 2, 16
 """Heads of an attention, and elements of each."""
 WIDTH = HEADS * SIZE
+CHROMA_LAYERS = 5
+"""Layers of the network that makes Chroma's modulations."""
 BATCH, TEXT = 2, 11
 
 
@@ -96,6 +100,25 @@ def flux(double: int, single: int) -> Traceable:
     return _made(model, call, inputs, {})
 
 
+def chroma(double: int, single: int) -> Traceable:
+    """Chroma has Flux.1's blocks, whose modulations are rows of one network's output."""
+    from diffusers import ChromaTransformer2DModel
+
+    with quiet_libraries():
+        model = ChromaTransformer2DModel(
+            in_channels=64, num_layers=double, num_single_layers=single, attention_head_dim=SIZE,
+            num_attention_heads=HEADS, joint_attention_dim=24, axes_dims_rope=(4, 6, 6),
+            approximator_num_channels=16, approximator_hidden_dim=24, approximator_layers=CHROMA_LAYERS,
+        )  # fmt: skip
+
+    def call(m: Any, hidden_states: Any, text: Any, timestep: Any, img_ids: Any, txt_ids: Any) -> Any:
+        return m(hidden_states=hidden_states, encoder_hidden_states=text, timestep=timestep, img_ids=img_ids,
+                 txt_ids=txt_ids, return_dict=False)[0]  # fmt: skip
+
+    inputs = {name: value for name, value in flux(1, 1).inputs.items() if name not in ("pooled", "guidance")}
+    return _made(model, call, inputs, {})
+
+
 def z_image_turbo(blocks: int, refiners: int = 2) -> Traceable:
     """Z-Image has 30 blocks and two refiners each of the image and of the text."""
     model = z_image.ZImageTransformer2DModel(
@@ -159,7 +182,7 @@ def built(family: str, **depth: int) -> Traceable:
     """A family's model; its inputs are the same each time."""
     torch.manual_seed(0)
     builders: dict[str, Callable[..., Traceable]] = {
-        "sd35_medium": sd35_medium, "flux": flux, "z_image": z_image_turbo, "t5": t5, "qwen3": qwen3,
+        "sd35_medium": sd35_medium, "flux": flux, "chroma": chroma, "z_image": z_image_turbo, "t5": t5, "qwen3": qwen3,
     }  # fmt: skip
     return builders[family](**depth)
 

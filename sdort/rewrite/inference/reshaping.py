@@ -146,13 +146,19 @@ def _pad(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     return [Fact(facts[0].dtype, tuple(d + pads[i] + pads[i + len(shape)] for i, d in enumerate(shape)))]
 
 
+def _listed(node: gs.Node) -> tuple[int, ...] | None:
+    """The sizes of a Split into more pieces than values are followed of, such as all modulations of a transformer."""
+    values = getattr(node.inputs[1], "_values", None)
+    return tuple(map(int, values)) if isinstance(values, np.ndarray) and values.shape == (len(node.outputs),) else None
+
+
 @rule("Split")
 def _split(node: gs.Node, facts: list[Fact]) -> list[Fact] | None:
     """Into pieces whose sizes are computed, as those of a sequence that two were joined to; and lists of numbers."""
     shape, value = facts[0].shape, facts[0].value
     if shape is None:
         return None
-    sizes = facts[1].value if len(facts) > 1 else None
+    sizes = facts[1].value or _listed(node) if len(facts) > 1 else None
     if sizes is None and len(facts) < 2 and value is not None and len(value) % len(node.outputs) == 0:
         sizes = (len(value) // len(node.outputs),) * len(node.outputs)
     if sizes is None:
