@@ -17,11 +17,12 @@ import numpy as np
 import onnx
 from onnx import TensorProto, helper, inliner
 
-from sdort.onnx_io.component_file import read_component
+from sdort.onnx_io.component_file import ComponentFile, read_component
 from sdort.onnx_io.precision_mark import says_bf16
 from sdort.onnx_io.standard_operators import call_function, expand, parse_function
 from sdort.operators import find_operator
 from sdort.passes.widen import all_nodes, names_of_dtype, widen
+from sdort.runtime.step.prepared_tensors import split_file
 
 EMULATED_DOMAIN = "sdort.emulated"
 
@@ -32,35 +33,59 @@ def emulate(path: Path, component: str) -> onnx.ModelProto:
     Raises:
         BadModelError: the file is unsafe or broken, or has an operator in a form that is not known.
     """
-    return emulate_graph(read_component(path, component).copy(), narrow_tensors(path, component))
+    file = read_component(path, component)
+    return emulate_graph(file.copy(), narrow_tensors(path, component), _made_before_steps(file))
 
 
 def narrow_tensors(path: Path, component: str) -> set[str]:
     """The names of the tensors of such a model that are stored in fp16 or bf16, weights and inputs too."""
-    bf16 = says_bf16(read_component(path, component).proto)
-    return names_of_dtype(path, component, np.dtype(np.float32 if bf16 else np.float16))
+    file = read_component(path, component)
+    bf16 = says_bf16(file.proto)
+    names = names_of_dtype(path, component, np.dtype(np.float32 if bf16 else np.float16))
+    split = split_file(file) if bf16 else None
+    if split is None:
+        return names
+    # What runs before the steps stays in fp32, up to what the step takes (sdort.providers.bf16).
+    return names & {name for node in split.step.graph.node for name in (*node.input, *node.output)}
 
 
-def emulate_graph(proto: onnx.ModelProto, narrow: Collection[str]) -> onnx.ModelProto:
-    """The emulation of a model, or of a part of one, that is in memory; ``proto`` belongs to this function now."""
+def _made_before_steps(file: ComponentFile) -> set[str]:
+    """The names of what a bf16 model makes before its steps, in fp32."""
+    split = split_file(file) if says_bf16(file.proto) else None
+    if split is None:
+        return set()
+    made = {name for node in split.step.graph.node for name in node.output}
+    return {name for node in file.proto.graph.node for name in node.output} - made
+
+
+def emulate_graph(proto: onnx.ModelProto, narrow: Collection[str], early: Collection[str] = ()) -> onnx.ModelProto:
+    """The emulation of a model, or of a part of one, that is in memory; ``proto`` belongs to this function now.
+
+    Args:
+        early: results that nothing rounds but who reads them, if that is none of them: those of a bf16 model that are
+            made before its steps.
+    """
     bf16 = says_bf16(proto)
     for node in proto.graph.node:
-        if node.output[0] in narrow:
+        if node.output[0] in narrow and node.output[0] not in early:
             _store_intermediates(proto, node, TensorProto.BFLOAT16 if bf16 else TensorProto.FLOAT16)
     if bf16:
-        _round_to_bf16(proto, narrow)
+        _round_to_bf16(proto, narrow, early)
     else:
         widen(proto, narrow, all_nodes(proto), rounding=True)
     expand(proto)
     return inliner.inline_local_functions(proto)
 
 
-def _round_to_bf16(proto: onnx.ModelProto, floats: Collection[str]) -> None:
+def _round_to_bf16(proto: onnx.ModelProto, floats: Collection[str], early: Collection[str]) -> None:
     """Round the tensors of ``floats`` in place: results where they are made, weights and inputs where they are read."""
     nodes, made, read = list(proto.graph.node), set[str](), set[str]()
     del proto.graph.node[:]
     del proto.graph.value_info[:]
     for node in nodes:
+        if node.output[0] in early:
+            proto.graph.node.append(node)
+            continue
         for index, name in enumerate(node.input):
             # Resize tells an empty constant of scales from one that is computed.
             if name in floats and name not in made and not (node.op_type == "Resize" and index):

@@ -10,8 +10,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sdort.console import detail, progress, to_json
+from sdort.console import detail, progress, to_json, warn
 from sdort.errors import MissedFusionError, ParityError, SdortError, UsageError, did_you_mean
+from sdort.families.known_families import find_roles
 from sdort.files.disk import WritePlan
 from sdort.files.staging import check_output, check_output_file, real, staged_directory, write_atomically
 from sdort.graph.domains import MICROSOFT
@@ -43,12 +44,14 @@ from sdort.optimizer.selection import left_out, select_models
 from sdort.optimizer.summary import miss_lines, miss_number
 from sdort.options.declared_options import made_of
 from sdort.options.option_types import typed, with_options
+from sdort.passes import half
 from sdort.pipelines.content_check import ContentCheck, checked
 from sdort.pipelines.explain_path import expect_onnx
 from sdort.pipelines.folder_signature import Signer, make_signer
 from sdort.pipelines.manifest import why_foreign
 from sdort.providers import AUTO, find_provider, load_target
 from sdort.providers.bf16 import refuse_bf16
+from sdort.rewrite.editor import Editor
 from sdort.rewrite.fusion import load_fusions
 from sdort.tables import size_text
 
@@ -324,6 +327,16 @@ def _options(request: OptimizeRequest, path: Path, selector: Fp32Selector | None
     )
 
 
+def _warn_of_places(model: Model) -> None:
+    """Say that bf16 is too coarse for the places that a component computes with; a denoiser does so before it."""
+    cut = find_roles([tensor.name for tensor in model.graph.inputs]) is not None
+    if not cut and half.places(Editor(model)):
+        warn(
+            f"{model.component} computes with places in the text, for which bf16 has too few bits: the longer the "
+            "prompt, the more its result differs. Export it with --static, where they are constants, or take --fp16"
+        )
+
+
 def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentReport) -> dict[Path, str]:
     """Write one component, with the weights that fp16 makes of it.
 
@@ -336,6 +349,7 @@ def _write(request: OptimizeRequest, model: Model, path: Path, done: ComponentRe
     path.parent.mkdir(parents=True, exist_ok=True)
     if request.bf16:
         model.metadata[PRECISION_KEY] = BF16
+        _warn_of_places(model)
     if done.weights and done.weights.layers:
         model.metadata[PRECISION_KEY] = str(request.weights)
     with progress(WRITING.format(model.component), total=float(_weight_bytes(model))) as advance:

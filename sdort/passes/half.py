@@ -101,6 +101,11 @@ def fp32_nodes(editor: Editor) -> list[str]:
     return sorted(casts | numbers | _before_waves(editor) | _wide_masks(editor))
 
 
+def places(editor: Editor) -> set[str]:
+    """Names of the nodes that compute with places and timesteps, for which bf16's 8 bits are too few."""
+    return counted_nodes(editor) | _before_waves(editor)
+
+
 def _wide_masks(editor: Editor) -> set[str]:
     """Names of the nodes between a mask's constants that fp16 cannot hold and what they close."""
     kept: list[gs.Node] = []

@@ -3,6 +3,8 @@
 The provider's option is set, and asked for. No other provider takes bf16 graphs; kernels and their types: ONNX
 Runtime's docs/OperatorKernels.md for CUDA and the CPU, the wheel's provider library for ROCm. Without the fused norms
 and convolutions a bf16 graph would be slower than an fp16 graph that keeps some nodes in fp32.
+
+What runs before the steps of a denoiser stays in fp32: places and timesteps times frequencies need more than 8 bits.
 """
 
 from __future__ import annotations
@@ -97,6 +99,12 @@ def with_bf16(
                 hint=f"unset {name}, or optimize the model without --bf16.",
             )
     return replace(options, provider_options={**options.provider_options, **provider.bf16})
+
+
+def without_bf16(provider: Provider, options: RuntimeOptions) -> RuntimeOptions:
+    """The options of :func:`with_bf16` for a part of the model that stays in fp32."""
+    kept = {name: value for name, value in options.provider_options.items() if name not in provider.bf16}
+    return replace(options, provider_options=kept)
 
 
 def check_bf16(ort: Any, component: str, provider: Provider, options: RuntimeOptions) -> None:

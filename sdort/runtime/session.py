@@ -34,7 +34,7 @@ from sdort.onnx_io.overridable import (
 from sdort.onnx_io.precision_mark import integers_of, says_bf16
 from sdort.operator_library.library import resolve
 from sdort.providers import CPU, LOW
-from sdort.providers.bf16 import check_bf16, with_bf16
+from sdort.providers.bf16 import check_bf16, with_bf16, without_bf16
 from sdort.providers.plugins import find_plugin
 from sdort.providers.provider import Provider
 from sdort.providers.runtime_options import RuntimeOptions
@@ -751,6 +751,12 @@ class _Start:
         tuned = SessionTuning(replace(self.tuned.options, **changes), self.tuned.results)
         return replace(self, options=replace(self.options, **changes), tuned=tuned)
 
+    def in_fp32(self) -> _Start:
+        """The same for a graph that a bf16 model's provider is to compute in fp32."""
+        provider = self.place.provider
+        tuned = SessionTuning(without_bf16(provider, self.tuned.options), self.tuned.results)
+        return replace(self, options=without_bf16(provider, self.options), tuned=tuned)
+
 
 class Cut(NamedTuple):
     """The graph of a whole step, and the one that runs in its place in some steps, with further inputs."""
@@ -807,7 +813,8 @@ def _start_parts(split: StepSplit, start: _Start, step: onnx.ModelProto | None =
     step = step or split.step
     # They run once for many steps: to record them would cost more than it saves.
     # Their results stay while the step runs, each in a pool of its own.
-    early = start.with_options(graph=False, profile="", pool=0)
+    # 999 times a frequency, and a place in a long text, need more than bf16's 8 bits.
+    early = start.with_options(graph=False, profile="", pool=0).in_fp32()
     prompt, time = (
         None if part is None else _start_graph(part, early, late=True) for part in (split.prompt, split.time)
     )

@@ -15,11 +15,15 @@ from click.testing import CliRunner
 from support import fragile
 from support.fragile import Fragile
 from support.small_models import evaluate, write
+from support.tiny_pipeline import Tiny
 
 from sdort.cli import cli
-from sdort.engines.rounding import emulate
-from sdort.errors import ProviderError, UsageError
+from sdort.engines.rounding import emulate, emulate_graph, narrow_tensors
+from sdort.errors import BadModelError, ProviderError, UsageError
+from sdort.onnx_io.component_file import read_component
 from sdort.onnx_io.precision_mark import BF16, PRECISION_KEY, made_for_bf16, stored_dtype
+from sdort.onnx_io.standard_operators import expand
+from sdort.passes.widen import names_of_dtype
 from sdort.providers import CPU
 from sdort.providers.bf16 import check_bf16, refuse_bf16, with_bf16
 from sdort.providers.cuda import PROVIDER as CUDA
@@ -29,10 +33,12 @@ from sdort.providers.rocm import PROVIDER as ROCM
 from sdort.providers.runtime_options import RuntimeOptions
 from sdort.runtime import session as session_module
 from sdort.runtime.session import open_session
+from sdort.runtime.step.prepared_tensors import split_file
 from sdort.tuning import key as key_module
 from sdort.tuning.device import Machine
 from sdort.tuning.key import make_key
 from sdort.verification.runners import RunConfiguration, open_component
+from sdort.workload.samples import Sample, declared_inputs, make_inputs
 
 ENABLED = {"migraphx_bf16_enable": "1"}
 CHAIN = "g (float[B, 4] x) => (float[B, 4] y) { s = Add (x, w)  y = Mul (s, s) }"
@@ -259,3 +265,53 @@ def test_a_variable_in_the_place_of_the_option_is_refused(
         return
     with pytest.raises(ProviderError, match=f"ORT_MIGRAPHX_{name}_ENABLE={value} in the environment takes the place"):
         with_bf16(path, "unet", MIGRAPHX, RuntimeOptions("migraphx"))
+
+
+def error_of(emulated: onnx.ModelProto, unet: Path) -> float:
+    """The root mean square error of an emulation, relative to the standard deviation of the fp32 result."""
+    feeds = make_inputs(declared_inputs(onnx.load(unet), "unet"), Sample(2, 8, 8, 77), "unet", 0)
+    feeds |= {name: np.full(np.shape(feeds[name]), 981, feeds[name].dtype) for name in ("timestep",)}
+    exact = onnx.load(unet)
+    expand(exact)
+    [wanted], [found] = (evaluate(proto, unet.parent, feeds) for proto in (exact, emulated))
+    return float(np.sqrt(np.square(found - wanted).mean()) / wanted.std())
+
+
+def test_what_runs_before_the_steps_stays_in_fp32(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    args = ["optimize", str(tiny.onnx / "unet" / "model.onnx"), str(tmp_path / "out"), "--provider", "migraphx"]
+    assert CliRunner().invoke(cli, [*args, "--bf16"]).exit_code == 0
+    unet = tmp_path / "out" / "model.onnx"
+    waves = {name for node in onnx.load(unet).graph.node if node.op_type in ("Sin", "Cos") for name in node.output}
+    split = split_file(read_component(unet, "unet"))
+    assert waves
+    assert split is not None
+    assert not waves & narrow_tensors(unet, "unet")
+    assert {info.name for info in split.step.graph.output} <= narrow_tensors(unet, "unet")
+    assert error_of(emulate(unet, "unet"), unet) < 0.03
+    everything = names_of_dtype(unet, "unet", np.dtype(np.float32))
+    assert error_of(emulate_graph(read_component(unet, "unet").copy(), everything), unet) > 0.05
+    made: list[tuple[set[str], dict[str, str]]] = []
+
+    def create(model: bytes, provider: Provider, options: RuntimeOptions, **_: Any) -> Any:
+        operators = {node.op_type for node in onnx.load_from_string(model).graph.node}
+        made.append((operators, dict(options.provider_options)))
+        raise RuntimeError("far enough")
+
+    monkeypatch.setattr(session_module, "create_session", create)
+    with pytest.raises(BadModelError, match="far enough"):
+        open_session(unet, "unet", MIGRAPHX, RuntimeOptions("migraphx"))
+    enabled = {"Conv" in operators: "migraphx_bf16_enable" in given for operators, given in made}
+    assert enabled == {True: True, False: False}
+
+
+@pytest.mark.parametrize("places", [True, False])
+def test_a_component_that_computes_with_places_gets_a_warning(places: bool, tmp_path: Path) -> None:
+    angle = "r = Range (zero, count, one)  f = Cast <to = 1> (r)  a = Mul (f, rate)  wave = Cos (a)"
+    body = f"n = Shape <start = 1> (x)  count = Squeeze (n)  {angle}  y = Add (x, wave)" if places else "y = Neg (x)"
+    text = f"""<ir_version: 8, opset_import: ["": 18]> g (float[B, L] x) => (float[B, L] y)
+        <float rate = {{0.7}}, int64 zero = {{0}}, int64 one = {{1}}> {{ {body} }}"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "model.onnx")
+    args = ["optimize", str(tmp_path / "model.onnx"), str(tmp_path / "out"), "--provider", "migraphx", "--any-graph"]
+    done = CliRunner().invoke(cli, [*args, "--bf16"])
+    assert done.exit_code == 0, done.output
+    assert ("has too few bits" in " ".join(done.stderr.split())) is places
