@@ -985,7 +985,9 @@ def _open_pieces(
     sessions = []
     for number, model in enumerate(models):
         values = resident.initializers if resident and not number else streamed.values(number - plan.stays)
-        sessions.append(_created(model, start, values, pool, stream, packs=False))
+        # Only kernels of the CPU pack weights of these operators. CUDA's and ROCm's NhwcConv copy none, but learn in
+        # that call that theirs are channels last (microsoft/onnxruntime, core/providers/cuda/nn/conv.cc, PrePack).
+        sessions.append(_created(model, start, values, pool, stream, packs=provider.on_gpu))
     seconds = plan.streamed / streamed.speed
     tell = detail if graph.graph.name.endswith((".prompt", ".time")) else say
     tell(

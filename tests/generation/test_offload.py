@@ -281,6 +281,13 @@ from sdort.runtime.step.step_conditions import StepConditions
 path, log = map(pathlib.Path, sys.argv[1:])
 sessions.plan_pieces = lambda graph, sizes, *_: plan_pieces(graph, sizes, 0, counts=[4])
 sessions.free_memory = lambda *_: 1 << 30
+packs, create = [], sessions.create_session
+
+def created(model, *given, **named):
+    packs.append(named["packs"])
+    return create(model, *given, **named)
+
+sessions.create_session = created
 session = sessions.open_session(path, "unet", ROCM, RuntimeOptions("rocm", custom_ops="off", offload=True, pool=1))
 table = numpy.random.default_rng(0).normal(size=(3, 3))
 conditions = StepConditions.fixed([{"encoder_hidden_states": numpy.ones((1, 5, 6), "f")}], 99)
@@ -295,13 +302,14 @@ sessions.PiecewiseOrt.run_with_iobinding = asked
 recurrence = Recurrence(numpy.arange(2), table[:-1], table[-1])
 Loop(session).denoise(recurrence, Batch(1, 1, (4, 2, 128)), conditions, noise, [1.0], lambda _: None)
 providers = [each.get_providers()[0] for each in session.ort.opened.sessions]
-print(json.dumps([session.offloaded.pieces, providers, session.offloaded.resident]))
+print(json.dumps([session.offloaded.pieces, providers, session.offloaded.resident, packs]))
 """
 WIDTHS = [128, 160, 192, 224, 128]
 
 
 def test_on_rocm_the_next_weights_are_asked_for_behind_each_piece(tmp_path: Path) -> None:
-    """Its real provider, on a stub of HIP: which copies there are, and in which order."""
+    """Its real provider, on a stub of HIP: which copies there are, and in which order. GPUs' kernels are asked to pack
+    weights as those of other sessions are: CUDA's NhwcConv learns there how its weights lie."""
     model = parser.parse_model(
         """<ir_version: 8, opset_import: ["": 17]>
         g (float[N, 4, H, 128] sample, float timestep, float[N, T, 6] encoder_hidden_states)
@@ -326,7 +334,7 @@ def test_on_rocm_the_next_weights_are_asked_for_behind_each_piece(tmp_path: Path
     root = str(Path(__file__).parents[2])
     done = rocm_stub.runtime().run(ON_ROCM, str(place), str(log), copies=str(log), PYTHONPATH=root)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [4, ["ROCMExecutionProvider"] * 4, 0]
+    assert json.loads(done.stdout.splitlines()[-1]) == [4, ["ROCMExecutionProvider"] * 4, 0, [True] * 5]
     sizes = {4 * first * second: number for number, (first, second) in enumerate(itertools.pairwise(WIDTHS))}
     lines = [json.loads(line) for line in log.read_text().splitlines()]
     seen = [sizes.get(line.get("bytes"), line["call"]) for line in lines]
