@@ -73,7 +73,12 @@ def predicted(
 def shares_of(architecture: str) -> dict[str, float]:
     """Operator of sdort's library -> the part of its time at best that the roofline is, the median of its shapes; empty
     for cards whose instructions were not counted (custom_ops/COUNTS.md)."""
-    table = (source_folder() / "COUNTS.md").read_text().partition(f"({architecture})")[2].partition("\n## ")[0]
+    table = (
+        (source_folder() / "COUNTS.md")
+        .read_text(encoding="utf-8")
+        .partition(f"({architecture})")[2]
+        .partition("\n## ")[0]
+    )
     found: dict[str, list[float]] = defaultdict(list)
     operator = ""
     for line in table.splitlines() if architecture else ():
