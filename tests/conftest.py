@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
-from support import homes, json_documents, waiting_threads
+from support import any_vendor, homes, json_documents, waiting_threads
 
 from sdort import console
 
@@ -40,6 +40,7 @@ def pytest_configure(config: pytest.Config) -> None:
     console.set_verbosity(console.NORMAL)  # as under the command line
     json_documents.check_all_commands()
     waiting_threads.stop_spinning()
+    any_vendor.stand_in()
     config.stash[_WATCH].start()
 
 

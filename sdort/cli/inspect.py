@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from sdort.cli.from_options import options_of
 from sdort.providers import PROVIDER_NAMES
+from sdort.providers.runtime_options import ExecutionOptions
 
 if TYPE_CHECKING:
     from sdort.inspection.command import ModelDiff
@@ -36,10 +38,19 @@ Examples:
     is_flag=True,
     help="Open each component on the given --provider, and show where ONNX Runtime places its nodes.",
 )
+@options_of(ExecutionOptions, only=["device_id", "device_kind", "ep_libraries"])
 @click.option("--exit-code", is_flag=True, help="With --diff: exit with 1 if anything differs.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
-    paths: tuple[Path, ...], diff: bool, providers: tuple[str, ...], placement: bool, exit_code: bool, as_json: bool
+    paths: tuple[Path, ...],
+    diff: bool,
+    providers: tuple[str, ...],
+    placement: bool,
+    device_id: int,
+    device_kind: str | None,
+    ep_libraries: dict[str, str],
+    exit_code: bool,
+    as_json: bool,
 ) -> None:
     """Show the operators, inputs, outputs and weights of a model.
 
@@ -54,9 +65,14 @@ def command(
         raise click.UsageError("--exit-code is for --diff")
     if placement and (diff or len(providers) != 1):
         raise click.UsageError("--placement wants one --provider, and no --diff")
+    if not placement and (device_id or device_kind or ep_libraries):
+        raise click.UsageError("--device-id, --device-kind and --ep-library are for --placement")
     paths = tuple(map(_folder, paths))
     if placement:
-        _place(paths[0], providers[0], as_json)
+        device: dict[str, Any] = {
+            "device_id": device_id, "device_kind": device_kind, "ep_libraries": ep_libraries,
+        }  # fmt: skip
+        _place(paths[0], providers[0], device, as_json)
     elif diff:
         _compare(paths[0], paths[1], exit_code, as_json)
     else:
@@ -107,12 +123,12 @@ def _show_differences(diff: ModelDiff) -> None:
     conclude(change_verdict(diff.components, diff.places))
 
 
-def _place(path: Path, provider: str, as_json: bool) -> None:
+def _place(path: Path, provider: str, device: dict[str, Any], as_json: bool) -> None:
     from sdort.cli.placement import show_placement
     from sdort.console import emit_json
     from sdort.inspection.command import placement
 
-    placements = placement(path, provider)
+    placements = placement(path, provider, **device)
     if as_json:
         emit_json(placements)
     else:

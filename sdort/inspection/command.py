@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,17 +120,28 @@ def _remark_on_content(path: Path, components: Sequence[Component]) -> None:
 
 
 @typed
-def placement(path: str | Path, provider: str) -> Placements:
+def placement(
+    path: str | Path,
+    provider: str,
+    *,
+    device_id: int = 0,
+    device_kind: str | None = None,
+    ep_libraries: Mapping[str, str] | None = None,
+) -> Placements:
     """Open each model on an execution provider, and see where ONNX Runtime puts its nodes.
 
     Of a provider that is not here and whose list of kernels is known (``dml``), the list says it.
 
     Args:
         path: an ``.onnx`` file, or a folder of them.
-        provider: ``rocm``, ``migraphx``, ``cuda`` or ``cpu``.
+        provider: ``rocm``, ``migraphx``, ``cuda``, ``cpu`` or another that ``sdort doctor`` lists.
+        device_id: the number of the device.
+        device_kind: the kind or vendor of the device, where a plugin brings the provider.
+        ep_libraries: libraries of plugins that bring a provider to ONNX Runtime, by the provider's name.
 
     Raises:
         ProviderError: the provider does not load here.
+        UsageError: it has no such devices, or a library's name is that of no plugin's provider.
         BadModelError: ``path`` holds no model, or a broken or unsafe one.
 
     Example:
@@ -141,7 +152,9 @@ def placement(path: str | Path, provider: str) -> Placements:
     from sdort.providers.runtime_options import RuntimeOptions
     from sdort.runtime.probe import choose_provider, why_not
 
-    options = RuntimeOptions(provider)
+    options = RuntimeOptions(
+        provider, device_id=device_id, device_kind=device_kind, ep_libraries=dict(ep_libraries or {})
+    )
     hint = "Without --placement nothing is opened: it tells what lacks a kernel there."
     known = find_provider(provider)
     opens = not known.kernel_table or why_not(known, options) is None

@@ -68,8 +68,9 @@ NOT_FORWARDED = {
     "as_json", "verbose", "quiet", "help_all", "dry_run", "signature", "remove", "show_only", "diff", "exit_code",
     "placement", "model", "images", "out", "pipeline", "prompt", "source", "candidate", "path", "paths", "file",
 }  # fmt: skip
-NOT_OF = {("doctor", "measure"), ("doctor", "full"), ("doctor", "output"), ("doctor", "devices")}
-"""Command and options of its other function (checkup/test_command.py)."""
+NOT_OF = {("doctor", name) for name in ("measure", "full", "output", "devices")}
+NOT_OF |= {("inspect", name) for name in ("device_id", "device_kind", "ep_libraries")}
+"""Command and options of its other function (checkup/test_command.py, runtime/test_openvino.py)."""
 NEEDED = {
     "certificate": ["--sign", "taken"],
     "io_fp16": ["--fp16"],
@@ -195,7 +196,8 @@ def test_another_function_is_called_where_an_option_says_so(
 ) -> None:
     arrived = called(name, function, *words)
     expected = {
-        "compare": ["model", "other"], "placement": ["model", "cpu"], "verify_signature": ["model", "key.pem"],
+        "compare": ["model", "other"], "placement": ["model", "cpu", "0", "None", "{}"],
+        "verify_signature": ["model", "key.pem"],
         "remove_comfyui_nodes": ["place"], "tuned_ops": [], "measure_machine": ["auto", "3", "True"],
     }  # fmt: skip
     assert list(map(str, arrived.values())) == expected[function]

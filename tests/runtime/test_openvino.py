@@ -120,6 +120,24 @@ def test_run_from_start_to_end(demo: Demo, tmp_path: Path) -> None:
     assert np.abs(found - expected).max() <= 1
 
 
+def test_placement_is_that_of_the_plugin(demo: Demo) -> None:
+    words = ["inspect", str(demo.folder), "--provider", "openvino", "--ep-library", f"openvino={demo.library}"]
+    done = CliRunner().invoke(cli, [*words, "--placement", "--device-kind", "cpu", "--json"])
+    assert done.exit_code == 0, done.output
+    shares = {each["component"]: each["shares"] for each in json.loads(done.stdout)["placement"]}
+    assert {share["provider"] for share in shares["unet"]} >= {OPENVINO.ep}
+    alone = CliRunner().invoke(cli, words)
+    assert alone.exit_code == 2
+    assert "are for --placement" in alone.output
+
+
+def test_warm_and_verify_run_it(demo: Demo) -> None:
+    device = ["--provider", "openvino", "--ep-library", f"openvino={demo.library}", "--component", "vae_encoder"]
+    for command in (["warm", "--size", "64x64"], ["verify", "--no-torch", "--inputs", "random", "--no-images"]):
+        done = CliRunner().invoke(cli, [command[0], str(demo.folder), *command[1:], *device])
+        assert done.exit_code == 0, done.output
+
+
 def test_a_device_that_is_not_there_is_an_error(demo: Demo) -> None:
     with pytest.raises(ProviderError, match="has no device 7: it finds 1 here"):
         demo.session("unet", device_id=7)

@@ -66,6 +66,9 @@ def test_a_library_that_is_named_comes_before_the_configuration_and_that_before_
 
 def test_without_any_it_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(plugins, "installed_plugin", lambda plugin: None)
+    # What another test registered is in ONNX Runtime's own list from then on.
+    runtime = SimpleNamespace(get_available_providers=lambda: [CPU.ep])
+    monkeypatch.setattr(probe, "import_onnxruntime", lambda: runtime)
     assert not is_there(OPENVINO, {})
     assert is_there(CPU, {})
     reason = probe.why_not(OPENVINO, RuntimeOptions("openvino"))
