@@ -24,6 +24,7 @@ from sdort.checkup.command import CheckUp, check_up, processor_quota
 from sdort.checkup.graphs import DEMO, TRUE_SIZE, UNET, Load
 from sdort.checkup.worker import run_component
 from sdort.cli import cli
+from sdort.doctor.cache_entries import CacheEntry
 from sdort.doctor.software import Software
 from sdort.errors import ProviderError
 from sdort.families.component_names import DECODER
@@ -245,3 +246,17 @@ def test_a_cards_state_is_what_its_driver_tells(tmp_path: Path) -> None:
     silent = System(tmp_path, {}, tmp_path, management=nvml(Card(watts=(None, None, None))))
     assert card_state("nvidia", 0, silent) == CardState()
     assert card_state("nvidia", 3, silent) is None
+
+
+def test_kept_models_with_a_decoder_in_fp32_are_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from sdort.checkup.graphs import optimized
+    from sdort.onnx_io.save import save_model
+
+    kept = []
+    for name, provider, half in (("wide", "rocm", False), ("narrow", "rocm", True), ("cpu's", "cpu", False)):
+        (tmp_path / name / DECODER).mkdir(parents=True)
+        model = optimized(DEMO, DECODER, "cpu", half=half, own=False)
+        save_model(model, tmp_path / name / DECODER / "model.onnx")
+        kept.append(CacheEntry("models", name, tmp_path / name, 1, 1, checkpoint=name, provider=provider))
+    monkeypatch.setattr(command, "models", lambda: kept)
+    assert command.wide_decoders() == ["wide"]
