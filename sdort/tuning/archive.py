@@ -1,8 +1,9 @@
 """Bundles in one file, to carry to another machine of the same kind.
 
 An archive is a plain tar: ``sdort-tuning.json`` with the format and the bundles' names, then each bundle's ``key.json``
-and files in the order of their names, without times and owners, so that the same bundles make the same bytes. Nothing
-of an archive is used before all of it was checked.
+and files in the order of their names, without times and owners, so that the same bundles make the same bytes. A program
+of several bundles is in the first of them alone; ``key.json`` has the hash by which the others find it. Nothing of an
+archive is used before all of it was checked.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from sdort.tuning.bundle import (
     FORMAT,
     MAX_BYTES,
     MAX_RECORD,
+    PROGRAMS,
     RECORD,
     Bundle,
     BundleError,
@@ -35,6 +37,7 @@ from sdort.tuning.bundle import (
     read_bundle,
 )
 from sdort.tuning.store import Store
+from sdort.tuning.working_folder import link
 
 ARCHIVE_INDEX = "sdort-tuning.json"
 MAX_FILES = 100_000
@@ -72,13 +75,31 @@ def export_bundles(store: Store, names: Sequence[str], output: Path, *, overwrit
         with tarfile.open(fileobj=file, mode="w", format=tarfile.PAX_FORMAT) as archive:
             index = json.dumps({"format": FORMAT, "bundles": [bundle.name for bundle in bundles]}, indent=1)
             _add(archive, ARCHIVE_INDEX, io.BytesIO(index.encode()), len(index))
+            written = set[str]()
             for bundle in bundles:
-                for name in (RECORD, *sorted(bundle.files)):
+                for name in (RECORD, *_unwritten(bundle, written)):
                     with open_input(bundle.folder / name, links=False) as source:
                         _add(archive, f"{bundle.name}/{name}", source, os.fstat(source.fileno()).st_size)
         file.flush()
         os.fsync(file.fileno())
     return bundles
+
+
+def _unwritten(bundle: Bundle, written: set[str]) -> list[str]:
+    """The files of a bundle without those programs whose hashes are in ``written``; it takes in those of the others."""
+    programs = {name: file.sha256 for name, file in bundle.files.items() if name.startswith(f"{PROGRAMS}/")}
+    names = [name for name in sorted(bundle.files) if programs.get(name) not in written]
+    written.update(programs.values())
+    return names
+
+
+def _complete(folder: Path, bundles: Sequence[Bundle]) -> None:
+    """Give unpacked bundles the programs that the archive has in others of them."""
+    files = [(file.sha256, folder / bundle.name / name) for bundle in bundles for name, file in bundle.files.items()]
+    there = {digest: path for digest, path in files if path.is_file()}
+    for digest, path in files:
+        if not path.exists() and digest in there and path.relative_to(folder).parts[1] == PROGRAMS:
+            link(there[digest], path)
 
 
 def _add(archive: tarfile.TarFile, name: str, content: IO[bytes], size: int) -> None:
@@ -110,6 +131,7 @@ def import_bundles(
         except OSError as error:
             raise OutputError(f"cannot unpack {archive}: {error.strerror or error}") from error
         bundles = [read_bundle(hidden / name) for name in names]
+        _complete(hidden, bundles)
         for bundle in bundles:
             check_files(bundle)
         elsewhere = [bundle.name for bundle in bundles if _refusal(bundle, any_machine, device_id, custom_ops)]

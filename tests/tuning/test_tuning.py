@@ -186,6 +186,23 @@ def test_the_same_bundles_make_the_same_archive(key: Key, tmp_path: Path) -> Non
     assert snapshot(receiver.folder) == snapshot(store.folder)
 
 
+def test_a_program_of_several_bundles_is_in_an_archive_once(key: Key, tmp_path: Path) -> None:
+    store, program = Store(), bytes(range(256)) * 400
+    sizes = [replace(key, shapes=(("sample", (2, 4, side, side)),)) for side in (8, 16, 24)]
+    for number, size in enumerate(sizes):
+        fill(store, size, {"tunable.json": b"[]", "programs/shared.mxr": program, f"programs/{number}.mxr": b"own"})
+    export_bundles(store, (), tmp_path / "a.tar")
+    assert len(program) < (tmp_path / "a.tar").stat().st_size < 2 * len(program)
+    receiver = Store(tmp_path / "receiver")
+    for bundle in import_bundles(receiver, tmp_path / "a.tar").bundles:
+        check_files(bundle)
+    assert snapshot(receiver.folder) == snapshot(store.folder)
+    alone = Store(tmp_path / "alone")
+    export_bundles(store, (store.names()[1],), tmp_path / "b.tar")
+    [bundle] = import_bundles(alone, tmp_path / "b.tar").bundles
+    assert (bundle.folder / "programs/shared.mxr").read_bytes() == program
+
+
 # ---- damage ----
 
 
