@@ -87,11 +87,11 @@ def test_what_a_model_of_one_size_is_compared_on(tmp_path: Path) -> None:
     assert [each.feeds["sample"].shape for each in made] == [(2, 4, 8, 16)]
     assert len(random_inputs(free, "vae_decoder", 8, (16, 16))) == 2
     values = np.arange(4 * 4 * 8 * 16, dtype=np.float32).reshape(4, 4, 8, 16)
-    recorded = Inputs(RECORDED, "step 1", {"sample": values, "t": np.float32(3)}, 3.0)
+    recorded = Inputs(RECORDED, "step 1", {"sample": values, "t": np.array(3, np.float32)}, 3.0)
     parts = in_batches(recorded, fixed, "vae_decoder")
     assert [each.label for each in parts] == ["step 1, sample 1 of 2", "step 1, sample 2 of 2"]
     assert np.array_equal(np.concatenate([each.feeds["sample"] for each in parts]), values)
     assert {each.timestep for each in parts} == {3.0}
     assert in_batches(recorded, free, "vae_decoder") == [recorded]
-    odd = Inputs(RECORDED, "odd", {"sample": values[:3], "t": np.float32(3)})
+    odd = Inputs(RECORDED, "odd", {"sample": values[:3], "t": np.array(3, np.float32)})
     assert in_batches(odd, fixed, "vae_decoder") == [odd]
