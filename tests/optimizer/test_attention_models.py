@@ -41,7 +41,7 @@ MASKED = {
     "text_eager": 2, "unet": 4,
     **{f"text_{kind}": 2 for kind in attention_models.TEXT_MODELS},
 }  # fmt: skip
-"""How many of them have a mask, which AMD's providers leave in standard operators."""
+"""How many of them have a mask, which is left in standard operators on migraphx."""
 WIDE = {"text_eager-ts17", "text_t5-ts17", "text_umt5-ts17", "text_sdpa-dy18"}
 """Their masks hold numbers beyond fp16, which stay in fp32 there, and so the attentions in standard operators."""
 
@@ -101,7 +101,7 @@ def test_attention(
         assert report.operators_raised["Attention"] == ATTENTIONS.get(name, 1)
         apart = report.operators.get("Softmax", 0)
         assert apart + report.operators.get("com.microsoft.MultiHeadAttention", 0) == ATTENTIONS.get(name, 1)
-        stays = target in ("rocm", "migraphx") or (fp16 and f"{name}-{exporter}" in WIDE)
+        stays = target == "migraphx" or (fp16 and f"{name}-{exporter}" in WIDE)
         assert apart == (MASKED.get(name, 0) if stays else 0)
         for each, expected in zip(feeds, wanted, strict=True):
             (found,) = run(proto, each, target)
