@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
+    import ctypes
     from subprocess import Popen
 
 assert sys.platform != "win32"  # type checkers read on only where it is not
@@ -115,6 +116,13 @@ def exchange(first: Path, second: Path) -> bool:
     if code in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
         return False
     raise OSError(code, os.strerror(code), str(second))
+
+
+def c_library() -> ctypes.CDLL:
+    """The C library of this process."""
+    import ctypes
+
+    return ctypes.CDLL(None)
 
 
 def read_at(descriptor: int, count: int, offset: int) -> bytes:

@@ -134,6 +134,11 @@ def exchange(first: Path, second: Path) -> bool:
     return False
 
 
+def c_library() -> ctypes.CDLL:
+    """As of POSIX; of several, the one that every Windows has."""
+    return ctypes.CDLL("msvcrt")
+
+
 def read_at(descriptor: int, count: int, offset: int) -> bytes:
     """As of POSIX."""
     with _one_at_a_time:

@@ -15,6 +15,7 @@ import numpy as np
 from sdort.errors import MemoryShortageError, ProviderError
 from sdort.graph.signature import Array
 from sdort.machine.distributions import import_onnxruntime
+from sdort.machine.os_calls import os_calls
 from sdort.machine.system import System
 from sdort.runtime.failures import LOADING_HINT
 from sdort.tables import size_text
@@ -272,7 +273,7 @@ def _capsule(address: int, device: tuple[int, int], shape: Sequence[int], dtype:
 @cache
 def _makers() -> tuple[ctypes.CDLL, Any]:
     """C's library, and Python's function that makes a capsule."""
-    libc, make = ctypes.CDLL(None), ctypes.pythonapi.PyCapsule_New
+    libc, make = os_calls.c_library(), ctypes.pythonapi.PyCapsule_New
     libc.malloc.restype = ctypes.c_void_p
     make.restype, make.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, ctypes.c_void_p]
     return libc, make

@@ -6,7 +6,6 @@ at the same time, and other programs on the card do not count.
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sdort.machine.gpus import memory_reader
+from sdort.machine.os_calls import os_calls
 from sdort.providers.provider import Provider
 
 MIB = 1 << 20
@@ -119,7 +119,7 @@ class _Sampler:
 def return_freed_pages() -> None:
     """Give pages of the host's memory that are free, and that the C library keeps, back to the system."""
     with suppress(OSError, AttributeError):  # only glibc has it
-        ctypes.CDLL(None).malloc_trim(0)
+        os_calls.c_library().malloc_trim(0)
 
 
 def _return_freed_memory() -> None:

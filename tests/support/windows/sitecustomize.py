@@ -123,6 +123,12 @@ def _error(code: int) -> OSError:
     return OSError(_ERRNO.get(code, errno.EINVAL), f"error {code} of Windows")
 
 
+def _library(name: str, *arguments: Any, **options: Any) -> ctypes.CDLL:
+    if not isinstance(name, str):
+        raise TypeError("Windows has no library of all libraries")
+    return ctypes.CDLL(None if name == "msvcrt" else name, *arguments, **options)
+
+
 def _open_handle(handle: int, flags: int) -> int:
     if flags & os.O_APPEND:
         fcntl.fcntl(handle, fcntl.F_SETFL, os.O_APPEND)
@@ -133,6 +139,7 @@ EXTRA: dict[str, dict[str, Any]] = {
     "os": {"O_BINARY": 0, "O_NOINHERIT": 0, "close": _close},
     "subprocess": {"CREATE_NEW_PROCESS_GROUP": 0},
     "ctypes": {
+        "CDLL": _library,
         "WinDLL": _kernel,
         "WinError": _error,
         "get_last_error": lambda: STATE.last_error,
