@@ -200,7 +200,7 @@ def test_the_commands(cache: Path) -> None:
     refused = CliRunner().invoke(cli, ["cache", "--json", "list"])
     assert (refused.exit_code, "sdort cache list --json" in refused.stderr) == (2, True)
     assert run("list", "ops").splitlines()[-1] == "1 entry, 11 B"
-    assert run("clean", "--older-than", "30d", "--dry-run").splitlines()[-1] == "Would remove 8 entries, 41 B"
+    assert run("clean", "--older-than", "30d", "--dry-run").splitlines()[-1] == "Would remove 9 entries, 43 B"
     assert json.loads(run("clean", "traces", "--json"))["bytes"] == 6
     assert run("clean", "--dry-run", "-q") != ""
     assert run("clean", "ops", "-q") == ""
