@@ -204,5 +204,5 @@ def test_the_commands(cache: Path) -> None:
     assert json.loads(run("clean", "traces", "--json"))["bytes"] == 6
     assert run("clean", "--dry-run", "-q") != ""
     assert run("clean", "ops", "-q") == ""
-    assert run("clean").splitlines()[-1] == "Removed 6 entries, 33 B"
+    assert run("clean").splitlines()[-1] == "Removed 7 entries, 35 B"
     assert run("clean") == "Removed 0 entries, 0 B\n"
