@@ -51,6 +51,7 @@ ELSEWHERE = {
     "cold_start.py": "benchmark/test_time_scripts.py",
     "own_time.py": "benchmark/test_time_scripts.py",
     "deep_cache.py": "benchmark/test_time_scripts.py",
+    "directml_kernels.py": "providers/test_dml.py",
     "demo_as_sd1.py": "demo/test_wide_demo.py",
     "fuzz.py": "project/test_fuzz.py",
     "generated_files.py": "project/test_generated_files.py",

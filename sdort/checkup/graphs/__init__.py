@@ -19,6 +19,7 @@ from sdort.demo import DEMO_FOLDER
 from sdort.exporter.bind import bind
 from sdort.exporter.template import Template, fill, unpack
 from sdort.families.component_names import DECODER
+from sdort.families.unet_signature import UNET_COMPONENT
 from sdort.graph.model import Model
 from sdort.graph.signature import Array
 from sdort.graph.weights import Absent, Weight
@@ -27,7 +28,7 @@ from sdort.onnx_io.load import from_proto
 from sdort.onnx_io.wire import parse_graph
 from sdort.providers import load_target
 
-UNET = "unet"
+UNET = UNET_COMPONENT
 COMPONENTS = (UNET, DECODER)
 DEMO, TRUE_SIZE = MODELS = ("demo", "sd15")
 TOKENS = 77
