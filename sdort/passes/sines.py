@@ -22,13 +22,24 @@ _FIRST_POWER = {"Sin": 1, "Cos": 0}
 
 
 def run(editor: Editor) -> int:
-    """Write every Sin and Cos of fp32 out; returns how many there were."""
+    """Write every Sin and Cos of fp32 and fp16 out, in fp32; returns how many there were."""
     nodes = [node for node in editor.graph.nodes if not node.domain and node.op in _FIRST_POWER]
-    coarse = [node for node in nodes if editor.dtype(node.inputs[0]) == np.float32]
+    coarse = [node for node in nodes if editor.dtype(node.inputs[0]) in (np.float32, np.float16)]
     for node in coarse:
+        if editor.dtype(node.inputs[0]) == np.float16:
+            _widen(editor, node)
         _write_out(editor, node)
     editor.finish()
     return len(coarse)
+
+
+def _widen(editor: Editor, node: gs.Node) -> None:
+    """Let a node of fp16 compute in fp32."""
+    (output,) = node.outputs
+    node.inputs = [editor.cast(node.inputs[0], np.dtype(np.float32)).outputs[0]]
+    wide = gs.Variable(f"{output.name}_wide", np.float32, output.shape)
+    node.outputs = [wide]
+    editor.cast(wide, np.dtype(np.float16), output)
 
 
 def _write_out(editor: Editor, node: gs.Node) -> None:

@@ -403,7 +403,8 @@ def test_steps_stay_on_the_device_where_they_can(
         told.append((asked, batch.images, batch.samples, batch.extra, stage))
 
     monkeypatch.setattr(TextToImage, "_decide_parts", decide)
-    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound, unet="unet")
+    unet = SimpleNamespace(offloaded="some")
+    loop = SimpleNamespace(fits=fitting, denoise=device, buffers=bound, unet=unet)
     controls: Any = SimpleNamespace(nets=["net"]) if nets else None
     monkeypatch.setattr(module, "denoise", host)
     monkeypatch.setattr(TextToImage, "_controls", lambda *_: controls)
@@ -418,13 +419,14 @@ def test_steps_stay_on_the_device_where_they_can(
     found = pipe._denoise_batch(request, STAGE, recurrence, conditions, Begins(), source, advance)  # type: ignore[arg-type]
     assert found is noise
     assert pipe.timings.steps == [1.0, 2.0]
-    assert told == [("unet", 4), (request, 2, 4, 5 if extra else 0, STAGE)]
+    assert told == [(unet, 4), (request, 2, 4, 5 if extra else 0, STAGE)]
+    assert pipe.offloaded == "some"
     assert seen["begin"] == ((4, 2, 6), STAGE.part)
     assert ("host" in seen) is through_host
     guidance, previews = [-2.0, 3.0], ("previews", SEEDS)
     if through_host:
-        unet, steps, begun, draw, *rest = seen["host"]
-        assert unet == ("bound", 5 if extra else 0, nets)
+        buffers, steps, begun, draw, *rest = seen["host"]
+        assert buffers == ("bound", 5 if extra else 0, nets)
         assert (steps, begun, draw) == ("steps", given, source.draw)
         assert rest == [guidance, advance, previews, controls, 4, None]
         assert source.drawn == []
@@ -739,6 +741,7 @@ def test_the_refiner_is_that_of_the_request(fits: bool, monkeypatch: pytest.Monk
         opened.append(folder.path.name)
         return SimpleNamespace(
             folder=folder,
+            _leave_room=lambda *_: None,
             _use_unet=lambda **asked: opened.extend(
                 [] if asked == {"steered": False, "cut": 0, "patches": 0} else ["asked otherwise"]
             ),
