@@ -487,6 +487,17 @@ def test_what_a_config_cannot_do_without() -> None:
             "pooled_projection_dim",
             "guidance_embeds",
         },
+        "ChromaTransformer2DModel": {
+            "in_channels",
+            "num_layers",
+            "num_single_layers",
+            "num_attention_heads",
+            "attention_head_dim",
+            "joint_attention_dim",
+            "approximator_num_channels",
+            "approximator_hidden_dim",
+            "approximator_layers",
+        },
         "SD3Transformer2DModel": {
             "in_channels",
             "num_layers",

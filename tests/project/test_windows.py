@@ -227,7 +227,7 @@ def interrupt():
 
 from sdort.__main__ import main
 threading.Thread(target=interrupt, daemon=True).start()
-sys.argv = ["sdort", "run", "PIPELINE", "--provider", "cpu", "--prompt", "a", "--steps", "1000", "-o", "a.png"]
+sys.argv = ["sdort", "run", "PIPELINE", "--provider", "cpu", "--prompt", "a", "--steps", "500", "-o", "a.png"]
 main()
 """
 

@@ -44,7 +44,7 @@ def refuse(monkeypatch: pytest.MonkeyPatch) -> Refuse:
         monkeypatch.setitem(PROVIDERS, ROCM.name, replace(ROCM, device=CPU.device))
         for module in (session, device_loop):
             monkeypatch.setattr(module, "create_session", create)
-        monkeypatch.setattr(probe, "_why_not", lambda name, device_id, libraries: None)
+        monkeypatch.setattr(probe, "_why_not", lambda *_: None)
 
     return install
 
