@@ -27,6 +27,7 @@ __all__ = [
     "Ablation",
     "BatchReport",
     "CheckUp",
+    "Devices",
     "Diagnosis",
     "ExportReport",
     "FusionList",
@@ -56,6 +57,7 @@ __all__ = [
     "import_tuning",
     "inspect",
     "list_cache",
+    "list_devices",
     "list_fusions",
     "list_models",
     "list_ops",
@@ -104,6 +106,7 @@ _MODULES = {
     "sdort.checkup.command": ("CheckUp", "measure_machine"),
     "sdort.doctor.command": ("diagnose",),
     "sdort.doctor.diagnosis": ("Diagnosis",),
+    "sdort.doctor.provider_devices": ("Devices", "list_devices"),
     "sdort.exporter.command": (
         "export",
         "plan_export",

@@ -14,6 +14,8 @@ from sdort.doctor.caches import clean_cache as clean_cache
 from sdort.doctor.caches import list_cache as list_cache
 from sdort.doctor.command import diagnose as diagnose
 from sdort.doctor.diagnosis import Diagnosis as Diagnosis
+from sdort.doctor.provider_devices import Devices as Devices
+from sdort.doctor.provider_devices import list_devices as list_devices
 from sdort.exporter.command import export as export
 from sdort.exporter.command import plan_export as plan_export
 from sdort.exporter.manifest import ExportReport as ExportReport

@@ -22,8 +22,8 @@ Examples:
   sdort doctor                   would anything work, and what is missing
   sdort doctor --provider rocm   what keeps it from working; its options
   sdort doctor --provider cuda --device-id 1 --json
-  sdort doctor --devices         what providers compute on: GPUs, plugins' devices
-  sdort doctor --measure         is it as fast as it should be, and if not, why
+  sdort doctor --devices         what providers compute on
+  sdort doctor --measure         is it as fast as it should be, and why not
   sdort doctor --measure -o figures.json   the same, and a file to send
 """
 )

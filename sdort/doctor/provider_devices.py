@@ -15,6 +15,7 @@ from sdort.machine.distributions import built_in, import_onnxruntime
 from sdort.machine.gpus import driver_of, gpus_of
 from sdort.machine.subprocesses import WorkerError, run_worker
 from sdort.machine.system import System
+from sdort.options.option_types import typed
 from sdort.providers import PROVIDERS, check_plugins
 from sdort.providers.plugins import PluginLibrary, find_plugin, installed_plugin
 from sdort.providers.provider import Plugin, Provider
@@ -66,18 +67,20 @@ class Devices:
     """Plugins that list no device, and why, a sentence each."""
 
 
-def list_devices(libraries: Mapping[str, str]) -> Devices:
+@typed
+def list_devices(ep_libraries: Mapping[str, str] | None = None) -> Devices:
     """The devices of all providers that are built in, installed or named.
 
     A plugin is loaded in a process of its own, which its driver may end.
 
     Args:
-        libraries: of plugins, by the provider's name (``--ep-library``).
+        ep_libraries: libraries of plugins, by the provider's name (``--ep-library``).
 
     Raises:
         ProviderError: ONNX Runtime is not installed.
         UsageError: a library's name is that of no plugin's provider.
     """
+    libraries = ep_libraries or {}
     check_plugins(libraries, "--ep-library")
     devices: list[ProviderDevice] = []
     problems: list[str] = []

@@ -189,6 +189,7 @@ def test_a_plan_gets_what_is_asked_for_too(name: str, called: Callable[..., dict
         (["--placement", "--provider", "cpu"], "inspect", "placement"),
         (["--signature", "key.pem"], "verify", "verify_signature"),
         (["--measure", "--full", "--device-id", "3"], "doctor", "measure_machine"),
+        (["--devices"], "doctor", "list_devices"),
     ],
 )
 def test_another_function_is_called_where_an_option_says_so(
@@ -198,7 +199,7 @@ def test_another_function_is_called_where_an_option_says_so(
     expected = {
         "compare": ["model", "other"], "placement": ["model", "cpu", "0", "None", "{}"],
         "verify_signature": ["model", "key.pem"],
-        "remove_comfyui_nodes": ["place"], "tuned_ops": [], "measure_machine": ["auto", "3", "True"],
+        "remove_comfyui_nodes": ["place"], "tuned_ops": [], "measure_machine": ["auto", "3", "True"], "list_devices": ["{}"],
     }  # fmt: skip
     assert list(map(str, arrived.values())) == expected[function]
 

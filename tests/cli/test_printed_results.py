@@ -636,7 +636,7 @@ def test_remarks_on_a_placement_stand_below_it(printed: Printed, monkeypatch: py
     found = SimpleNamespace(placement=["q"], remarks=["r"])
     monkeypatch.setattr(
         "sdort.inspection.command.placement",
-        lambda path, provider: found if (str(path), provider) == ("m", "cuda") else 1,
+        lambda path, provider, **_: found if (str(path), provider) == ("m", "cuda") else 1,
     )
     shown = [("show", "table of ['q']"), ("show", "\nr")]
     assert printed.of("inspect", "m", "--placement", "--provider", "cuda") == shown

@@ -67,7 +67,7 @@ CALLS: dict[str, tuple[str, ...]] = {
     "ops build": ("build_ops",),
     "ops list": ("list_ops",),
     "ops tune": ("tune_ops", "tuned_ops"),
-    "doctor": ("diagnose", "measure_machine"),
+    "doctor": ("diagnose", "list_devices", "measure_machine"),
 }
 """Command -> the functions that it calls."""
 
@@ -85,6 +85,7 @@ NO_PARAMETER = {
     ("inspect", "diff"): "sdort.compare",
     ("inspect", "exit_code"): "ModelDiff.differ",
     ("inspect", "placement"): "sdort.placement",
+    ("doctor", "devices"): "sdort.list_devices",
     ("doctor", "measure"): "sdort.measure_machine",
     ("doctor", "output"): "sdort.to_json of CheckUp.figures",
     ("integrate comfyui", "remove"): "sdort.remove_comfyui_nodes",

@@ -25,7 +25,12 @@ EXPORTED = {
     "text_encoder": {"CLIPTextModel", "CLIPTextModelWithProjection", "Qwen3Model", "T5EncoderModel"},
     "text_encoder_2": {"CLIPTextModel", "CLIPTextModelWithProjection", "Qwen3Model", "T5EncoderModel"},
     "text_encoder_3": {"CLIPTextModel", "CLIPTextModelWithProjection", "Qwen3Model", "T5EncoderModel"},
-    "transformer": {"FluxTransformer2DModel", "SD3Transformer2DModel", "ZImageTransformer2DModel"},
+    "transformer": {
+        "ChromaTransformer2DModel",
+        "FluxTransformer2DModel",
+        "SD3Transformer2DModel",
+        "ZImageTransformer2DModel",
+    },  # fmt: skip
     "controlnet": {"ControlNetModel"},
     "adapter": {"T2IAdapter"},
 }

@@ -208,7 +208,7 @@ def test_what_a_projection_is_made_of() -> None:
 @pytest.mark.parametrize("name", ["position_ids", "other"])
 def test_buffers_are_computed_again(name: str) -> None:
     inner = torch.nn.Module()
-    inner.register_buffer(name, torch.full((1, 7), 5), persistent=False)
+    inner.register_buffer(name, torch.full((1, 7), 5, device="meta"), persistent=False)
     model = torch.nn.Module()
     model.inner = inner
     if name == "other":

@@ -250,7 +250,8 @@ def test_components_are_described_by_their_pipeline(
     given = Source("n", Path("n"), index, ip_adapters=adapters)
     names = [name for name in FOLDERS if FOLDERS[name] in parts and (name != "image_encoder" or adapters)]
     hidden, embeds, controlled, tokens = expected
-    options = {"hidden_states": hidden, "text_embeds": embeds, "control": controlled, "image_tokens": tokens}
+    options = {"hidden_states": hidden, "text_embeds": embeds, "control": controlled, "image_tokens": tokens,
+               "masked": False}  # fmt: skip
     described = {
         name: (name, kind := CLASSES[FOLDERS[name]], (kind, name, f"defaults of {kind}"), options) for name in names
     }

@@ -182,7 +182,9 @@ def test_workers_of_ray_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "import_onnxruntime", lambda: None)
-    monkeypatch.setattr(probe, "_why_not", lambda name, number: f"{name} has no GPU {number}" if number > 1 else None)
+    monkeypatch.setattr(
+        probe, "_why_not", lambda name, number, *_: f"{name} has no GPU {number}" if number > 1 else None
+    )
     options = RuntimeOptions("cuda", devices="0,1")
     assert probe.choose_provider(options) == (CUDA, None)
     with pytest.raises(ProviderError, match="--devices: cuda cannot use GPU 2: cuda has no GPU 2"):

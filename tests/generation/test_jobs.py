@@ -255,6 +255,7 @@ def pipeline(monkeypatch: pytest.MonkeyPatch) -> Any:
         folder="folder", provider=ROCM, refiner=None, controls=SimpleNamespace(open_models={"net"}), fallback=None,
         closable_bytes=3,
         timings=SimpleNamespace(steps=[0.5, 0.25]), generate_all=generate_all, openings=SimpleNamespace(found=[]),
+        offloaded=None,
     )  # fmt: skip
     made = Pipeline(models, RuntimeOptions("rocm", device_id=2), 1.0, SimpleNamespace(bytes=lambda: 7))  # type: ignore[arg-type]
 

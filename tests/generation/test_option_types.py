@@ -85,7 +85,10 @@ def test_python_is_held_to_the_types_of_its_options(name: str) -> None:
 
 @pytest.mark.parametrize("name", LoadOptions.__annotations__)
 def test_loading_is_held_to_the_types_of_its_options(name: str) -> None:
-    values = [*_values(LoadOptions, name), *({"provider_options": ("a", [], {"a": 1})}.get(name, ()))]
+    values = [
+        *_values(LoadOptions, name),
+        *(dict.fromkeys(("ep_libraries", "provider_options"), ("a", [], {"a": 1})).get(name, ())),
+    ]
     assert values
     for value in values:
         with pytest.raises(UsageError, match=f"--{name.replace('_', '-')} "):

@@ -253,7 +253,7 @@ from sdort import console
 
 console.set_verbosity(console.NORMAL)
 devices = sys.argv[2]
-options = RuntimeOptions("rocm", custom_ops="off", graph=True, devices=devices, pool=1, patch_cut=2)
+options = RuntimeOptions("rocm", custom_ops="off", graph=True, devices=devices, pool=1, patch_cut=2, trials=False)
 session = open_session(pathlib.Path(sys.argv[1]), "unet", ROCM, options)
 assert session.ort.get_providers()[0] == "ROCMExecutionProvider"
 steps, rng = 4, numpy.random.default_rng(0)
