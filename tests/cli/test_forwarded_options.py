@@ -199,7 +199,8 @@ def test_another_function_is_called_where_an_option_says_so(
     expected = {
         "compare": ["model", "other"], "placement": ["model", "cpu", "0", "None", "{}"],
         "verify_signature": ["model", "key.pem"],
-        "remove_comfyui_nodes": ["place"], "tuned_ops": [], "measure_machine": ["auto", "3", "True"], "list_devices": ["{}"],
+        "remove_comfyui_nodes": ["place"], "tuned_ops": [], "measure_machine": ["auto", "3", "True"],
+        "list_devices": ["{}"],
     }  # fmt: skip
     assert list(map(str, arrived.values())) == expected[function]
 

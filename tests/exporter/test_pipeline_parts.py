@@ -30,7 +30,7 @@ EXPORTED = {
         "FluxTransformer2DModel",
         "SD3Transformer2DModel",
         "ZImageTransformer2DModel",
-    },  # fmt: skip
+    },
     "controlnet": {"ControlNetModel"},
     "adapter": {"T2IAdapter"},
 }

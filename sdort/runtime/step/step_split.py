@@ -295,9 +295,13 @@ class Parts:
     def _declared(self, name: str) -> onnx.ValueInfoProto:
         """A tensor between two parts: of a type, and of any sizes.
 
-        How many axes it has is said where that is known: OpenVINO takes a tensor of no shape for a scalar.
+        How many axes it has is said where that is known: OpenVINO takes a tensor of no shape for a scalar. So is how
+        many sizes a shape has, which Resize is refused without.
         """
-        axes = [None] * len(self._shapes[name]) if name in self._shapes else None
+        sizes = self._shapes.get(name)
+        axes: list[int | None] | None = None if sizes is None else [None] * len(sizes)
+        if sizes and len(sizes) == 1 and isinstance(sizes[0], int) and self._types[name] == TensorProto.INT64:
+            axes = [sizes[0]]
         return helper.make_tensor_value_info(name, self._types[name], axes)
 
     def _with_constants(self, graph: onnx.GraphProto) -> onnx.ModelProto:
