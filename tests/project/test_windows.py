@@ -226,6 +226,7 @@ def interrupt():
     os.kill(os.getpid(), signal.SIGINT)
 
 from sdort.__main__ import main
+signal.signal(signal.SIGINT, signal.default_int_handler)  # who runs the tests may ignore it
 threading.Thread(target=interrupt, daemon=True).start()
 sys.argv = ["sdort", "run", "PIPELINE", "--provider", "cpu", "--prompt", "a", "--steps", "500", "-o", "a.png"]
 main()
