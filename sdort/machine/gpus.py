@@ -63,10 +63,8 @@ def memory_reader(vendor: str, device_id: int, system: System | None = None) -> 
     if vendor == "nvidia":
         nvml = system.nvml()
         return nvml.memory(device_id) if nvml else None
-    nodes = _visible([*_amd_nodes(system)], system) if vendor == "amd" else []
-    if not 0 <= device_id < len(nodes):
-        return None
-    return partial(_amd_memory, system, _device(nodes[device_id][2]))
+    device = _amd_device(device_id, system) if vendor == "amd" else None
+    return partial(_amd_memory, system, device) if device else None
 
 
 _VISIBLE = (("ROCR_VISIBLE_DEVICES",), ("GPU_DEVICE_ORDINAL",), ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"))
@@ -78,6 +76,12 @@ Node = TypeVar("Node")
 def visible_amd_gpus(system: System) -> int:
     """The number of AMD's GPUs that HIP shows this process."""
     return len(_visible([*_amd_nodes(system)], system))
+
+
+def _amd_device(device_id: int, system: System) -> str | None:
+    """The driver's folder of one of the GPUs that HIP shows this process; None where there is no such."""
+    nodes = _visible([*_amd_nodes(system)], system)
+    return _device(nodes[device_id][2]) if 0 <= device_id < len(nodes) else None
 
 
 def _visible(nodes: list[Node], system: System) -> list[Node]:
@@ -110,10 +114,8 @@ def card_state(vendor: str, device_id: int, system: System | None = None) -> Car
     if vendor == "nvidia":
         nvml = system.nvml()
         return nvml.state(device_id) if nvml else None
-    nodes = _visible([*_amd_nodes(system)], system) if vendor == "amd" else []
-    if not 0 <= device_id < len(nodes):
-        return None
-    return _amd_state(system, _device(nodes[device_id][2]))
+    device = _amd_device(device_id, system) if vendor == "amd" else None
+    return _amd_state(system, device) if device else None
 
 
 def _amd_state(system: System, device: str) -> CardState:

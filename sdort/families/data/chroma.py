@@ -132,12 +132,7 @@ FAMILY = replace(
         signature=signature,
         counts=counts,
         required=(
-            "in_channels",
-            "num_layers",
-            "num_single_layers",
-            "num_attention_heads",
-            "attention_head_dim",
-            "joint_attention_dim",
+            *flux.BLOCK_KEYS,
             "approximator_num_channels",
             "approximator_hidden_dim",
             "approximator_layers",

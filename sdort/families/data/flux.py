@@ -152,6 +152,17 @@ def config_of(shapes: Shapes) -> Config:
     }
 
 
+BLOCK_KEYS = (
+    "in_channels",
+    "num_layers",
+    "num_single_layers",
+    "num_attention_heads",
+    "attention_head_dim",
+    "joint_attention_dim",
+)
+"""Keys of blocks and embeddings that a config cannot do without."""
+
+
 def block_config(shapes: Shapes) -> Config:
     """The config as far as blocks and embeddings tell it; axes of places have the parts of the published one's head."""
     width, taken = shape_of(shapes, "x_embedder.weight")[:2]
@@ -202,12 +213,7 @@ FAMILY = Family(
         counts=counts,
         output="out_hidden_states",
         required=(
-            "in_channels",
-            "num_layers",
-            "num_single_layers",
-            "num_attention_heads",
-            "attention_head_dim",
-            "joint_attention_dim",
+            *BLOCK_KEYS,
             "pooled_projection_dim",
             "guidance_embeds",
         ),
